@@ -1,0 +1,11 @@
+// What each csrc/py_*.cc adds to the Python module `tpu_sync_rl._native`.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace tsr {
+
+// BoxLayout, Plan, make_plan, ShardDirectory.
+void BindPlan(pybind11::module_& module);
+
+}  // namespace tsr

@@ -1,0 +1,35 @@
+"""Builds the extension `tpu_sync_rl._native` from csrc/; everything else is in pyproject.toml."""
+
+import glob
+import os
+
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
+from setuptools import setup
+
+HEADERS = sorted(glob.glob("csrc/*.h"))
+
+
+def _is_stale(obj: str, source: str) -> bool:
+    """True where an object file is missing, or older than its source or than any header."""
+    if not os.path.exists(obj):
+        return True
+    return any(os.path.getmtime(obj) < os.path.getmtime(path) for path in [source, *HEADERS])
+
+
+with ParallelCompile(default=len(os.sched_getaffinity(0)), needs_recompile=_is_stale):
+    setup(
+        ext_modules=[
+            # No -march: what depends on the CPU is chosen at run time, so one wheel fits all.
+            Pybind11Extension(
+                "tpu_sync_rl._native",
+                sorted(glob.glob("csrc/*.cc")),
+                depends=HEADERS,
+                cxx_std=20,
+                extra_compile_args=["-O3", "-Wall", "-Wextra", "-pthread"],
+                extra_link_args=["-pthread"],
+            )
+        ],
+        # Leaves the extension beside the sources too, since `python -m` in a checkout finds those
+        # before what is installed.
+        options={"build_ext": {"inplace": True}},
+    )
