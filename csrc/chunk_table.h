@@ -1,0 +1,79 @@
+// The chunks that one sink reads from one source, as bytes and as the source looks them up.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "box.h"
+#include "cast.h"
+#include "plan.h"
+#include "status.h"
+
+namespace tsr {
+
+// What a source process holds: its distinct shards, fixed for an incarnation. A (leaf, box) pair
+// names a shard on the wire; boxes are in global coordinates.
+// Immutable once made; shared by threads freely.
+class ShardDirectory {
+ public:
+  struct Shard {
+    uint32_t leaf;
+    uint32_t box;
+    uint32_t itemsize;
+    FloatKind kind;
+    uint32_t rank;
+    uint64_t range_offset;  // in ranges(): [rank, 2]
+  };
+
+  // `shards` in any order; kInvalid for a repeated (leaf, box), a bad range or a rank above 32.
+  static Status Make(std::vector<Shard> shards, std::vector<int64_t> ranges, uint32_t num_leaves,
+                     ShardDirectory* out);
+
+  size_t num_shards() const { return shards_.size(); }
+  uint32_t num_leaves() const { return num_leaves_; }
+  const Shard& shard(size_t index) const { return shards_[index]; }
+  BoxView range(const Shard& shard) const {
+    return BoxView(ranges_).subspan(shard.range_offset, 2 * shard.rank);
+  }
+  // Index into shard(), or -1.
+  int64_t Find(uint32_t leaf, uint32_t box) const;
+
+ private:
+  std::vector<Shard> shards_;  // as they were given
+  std::vector<int64_t> ranges_;
+  std::vector<uint32_t> order_;  // shards_ sorted by (leaf, box)
+  uint32_t num_leaves_ = 0;
+};
+
+struct TableRegion {
+  uint32_t shard;        // index in the directory
+  Op op;
+  uint64_t box_offset;   // in ChunkTable::boxes: [rank, 2], relative to the shard's own start
+};
+
+struct TableChunk {
+  uint64_t first_region;
+  uint32_t num_regions;
+  uint32_t nbytes;  // on the wire
+};
+
+// Immutable once decoded; shared by threads freely.
+struct ChunkTable {
+  std::vector<int64_t> boxes;
+  std::vector<TableRegion> regions;
+  std::vector<TableChunk> chunks;
+  std::vector<uint32_t> chunks_per_leaf;  // shape=[num_leaves]: chunks that touch the leaf
+};
+
+// Bytes of the table that `plan` uploads to plan.sources[source], as WIRE_FORMAT.md has them.
+std::string EncodeChunkTable(const Plan& plan, size_t source);
+
+// Reads a table from a peer. Every number is checked, overflow-safe, against the directory before
+// it is used or allocated for: kInvalid says what was wrong and where. A chunk has at most
+// `max_chunk_nbytes` bytes.
+Status DecodeChunkTable(std::span<const uint8_t> bytes, const ShardDirectory& directory,
+                        uint64_t max_chunk_nbytes, ChunkTable* out);
+
+}  // namespace tsr

@@ -1,0 +1,86 @@
+"""JAX-native weight sync from RL trainers to samplers.
+
+Importing this package starts nothing, and loads JAX only when a name that needs it is first used:
+the coordinator runs without.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpu_sync_rl.errors import (
+        AuthError,
+        CorruptionError,
+        JobEndedError,
+        ManifestError,
+        PeerLostError,
+        PlanError,
+        SyncError,
+        SyncTimeoutError,
+        VersionError,
+    )
+    from tpu_sync_rl.one_client import release_memory
+    from tpu_sync_rl.plan import Plan
+    from tpu_sync_rl.report import Report
+    from tpu_sync_rl.sampler import SamplerSession, Update, connect_sampler
+    from tpu_sync_rl.sync import explain, sync_weights
+    from tpu_sync_rl.trainer import SyncHandle, TrainerSession, connect_trainer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "errors": (
+        "AuthError",
+        "CorruptionError",
+        "JobEndedError",
+        "ManifestError",
+        "PeerLostError",
+        "PlanError",
+        "SyncError",
+        "SyncTimeoutError",
+        "VersionError",
+    ),
+    "one_client": ("release_memory",),
+    "plan": ("Plan",),
+    "report": ("Report",),
+    "sampler": ("SamplerSession", "Update", "connect_sampler"),
+    "sync": ("explain", "sync_weights"),
+    "trainer": ("SyncHandle", "TrainerSession", "connect_trainer"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AuthError",
+    "CorruptionError",
+    "JobEndedError",
+    "ManifestError",
+    "PeerLostError",
+    "Plan",
+    "PlanError",
+    "Report",
+    "SamplerSession",
+    "SyncError",
+    "SyncHandle",
+    "SyncTimeoutError",
+    "TrainerSession",
+    "Update",
+    "VersionError",
+    "connect_sampler",
+    "connect_trainer",
+    "explain",
+    "release_memory",
+    "sync_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,37 @@
+"""What can go wrong in the world around a sync. The caller's own mistakes are ValueError, TypeError."""
+
+
+class SyncError(Exception):
+    """A sync that did not happen. The params that the caller held before stay whole and valid."""
+
+
+class ManifestError(SyncError):
+    """Trainer and sampler disagree about keys, shapes, dtypes or coverage; lists every difference."""
+
+
+class PlanError(SyncError):
+    """Boxes that can't be read from what the trainer holds: our bug, or an unsupported layout."""
+
+
+class VersionError(SyncError):
+    """A version that does not grow, is no longer held, or belongs to a fenced incarnation."""
+
+
+class CorruptionError(SyncError):
+    """Bytes that did not match their checksum, again and again."""
+
+
+class AuthError(SyncError):
+    """A peer without the right token."""
+
+
+class JobEndedError(SyncError):
+    """The trainer closed cleanly, and every version that it published here has been taken."""
+
+
+class PeerLostError(SyncError, ConnectionError):
+    """A process that this call needs has died, left or fallen silent."""
+
+
+class SyncTimeoutError(SyncError, TimeoutError):
+    """The deadline of a call passed; the message says who lacks what."""

@@ -1,0 +1,248 @@
+"""The manifest: what the leaves of a program are and who holds which box, as data and as bytes.
+
+Needs NumPy alone, so that programs without JAX can read one. It is immutable, and its digest names
+it: equal digests mean equal plans, so that chunk tables can be replayed.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import msgspec
+import numpy as np
+
+MAX_RANK = 32
+
+# dtype name -> FloatKind of csrc/cast.h: what `cast=True` can convert between.
+FLOAT_KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoxLayout:
+    """How leaves of one global shape lie over processes.
+
+    Box b is held by processes `holders[holder_offsets[b]:holder_offsets[b + 1]]`, ascending.
+    """
+
+    shape: tuple[int, ...]
+    boxes: np.ndarray  # shape=[num_boxes, rank, 2], dtype=int64: start and stop, all different
+    holder_offsets: np.ndarray  # shape=[num_boxes + 1], dtype=uint32
+    holders: np.ndarray  # shape=[num_holders], dtype=uint32
+
+    def identity(self) -> tuple[object, ...]:
+        """A hashable value that equal layouts share."""
+        arrays = (self.boxes, self.holder_offsets, self.holders)
+        return (self.shape, *(array.tobytes() for array in arrays))
+
+    def boxes_of(self, process: int) -> np.ndarray:
+        """Indices of the boxes that `process` holds, ascending. shape=[n], dtype=int64"""
+        owners = np.repeat(np.arange(len(self.boxes)), np.diff(self.holder_offsets.astype(np.int64)))
+        return owners[self.holders == process]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of a program. `layout` is an index into the manifest's layouts."""
+
+    key: str
+    dtype: str  # NumPy's name, or "key<impl>" for typed PRNG keys
+    itemsize: int  # bytes that one element (one word of a PRNG key) takes in memory
+    shape: tuple[int, ...]  # as JAX has it; a PRNG key's layout has its words as a dimension more
+    layout: int
+
+    @property
+    def float_kind(self) -> int:
+        """FloatKind of csrc/cast.h, 0 where the dtype can't be cast."""
+        return FLOAT_KINDS.get(self.dtype, 0)
+
+
+class _WireLayout(msgspec.Struct, array_like=True):
+    shape: list[int]
+    boxes: bytes
+    holder_offsets: bytes
+    holders: bytes
+
+
+class _WireLeaf(msgspec.Struct, array_like=True):
+    key: str
+    dtype: str
+    itemsize: int
+    shape: list[int]
+    layout: int
+
+
+class _WireManifest(msgspec.Struct, array_like=True):
+    format: int
+    num_processes: int
+    layouts: list[_WireLayout]
+    leaves: list[_WireLeaf]
+
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """Leaves of a whole program, ascending by key, over `num_processes` processes."""
+
+    leaves: tuple[Leaf, ...]
+    layouts: tuple[BoxLayout, ...]
+    num_processes: int
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The manifest's bytes: little endian, the same in every process of a program."""
+        layouts = [
+            _WireLayout(
+                list(layout.shape),
+                layout.boxes.astype("<i8").tobytes(),
+                layout.holder_offsets.astype("<u4").tobytes(),
+                layout.holders.astype("<u4").tobytes(),
+            )
+            for layout in self.layouts
+        ]
+        leaves = [
+            _WireLeaf(leaf.key, leaf.dtype, leaf.itemsize, list(leaf.shape), leaf.layout)
+            for leaf in self.leaves
+        ]
+        wire = _WireManifest(_FORMAT, self.num_processes, layouts, leaves)
+        return msgspec.msgpack.encode(wire)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of `encoded`, in hex."""
+        return hashlib.sha256(self.encoded).hexdigest()
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all leaves, each element once."""
+        return sum(self.leaf_nbytes(leaf) for leaf in self.leaves)
+
+    def leaf_nbytes(self, leaf: Leaf) -> int:
+        """Bytes of one leaf, each element once."""
+        return leaf.itemsize * prod(self.layouts[leaf.layout].shape)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Manifest":
+        """The manifest that a peer sent as `data`.
+
+        Raises:
+            ValueError: these bytes are no manifest, or one that contradicts itself.
+        """
+        try:
+            wire = msgspec.msgpack.decode(data, type=_WireManifest)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"not a manifest: {error}") from error
+        if wire.format != _FORMAT:
+            raise ValueError(f"manifest of format {wire.format}, expected {_FORMAT}")
+        layouts = tuple(_layout_from(layout, wire.num_processes) for layout in wire.layouts)
+        leaves = tuple(
+            Leaf(leaf.key, leaf.dtype, leaf.itemsize, tuple(leaf.shape), leaf.layout)
+            for leaf in wire.leaves
+        )
+        for before, leaf in zip((None, *leaves), leaves, strict=False):
+            if before is not None and before.key >= leaf.key:
+                raise ValueError(f"manifest has leaf {leaf.key!r} behind {before.key!r}")
+            if not 0 <= leaf.layout < len(layouts) or leaf.itemsize <= 0:
+                raise ValueError(f"manifest is wrong about leaf {leaf.key!r}: {leaf}")
+            if layouts[leaf.layout].shape[: len(leaf.shape)] != leaf.shape:
+                raise ValueError(f"manifest has another layout than shape for leaf {leaf.key!r}")
+        return cls(leaves, layouts, wire.num_processes)
+
+
+def _layout_from(wire: _WireLayout, num_processes: int) -> BoxLayout:
+    rank = len(wire.shape)
+    if rank > MAX_RANK or min(wire.shape, default=0) < 0:
+        raise ValueError(f"manifest has a layout of shape {wire.shape}")
+    try:
+        offsets = np.frombuffer(wire.holder_offsets, "<u4").astype(np.uint32)
+        holders = np.frombuffer(wire.holders, "<u4").astype(np.uint32)
+        boxes = np.frombuffer(wire.boxes, "<i8").astype(np.int64)
+        boxes = boxes.reshape(len(offsets) - 1, rank, 2)
+    except ValueError as error:
+        raise ValueError(f"manifest has a broken layout: {error}") from error
+    rising = len(offsets) > 0 and offsets[0] == 0 and (np.diff(offsets.astype(np.int64)) > 0).all()
+    if not rising or offsets[-1] != len(holders) or (holders >= num_processes).any():
+        raise ValueError(f"manifest has wrong holders for a layout of shape {wire.shape}")
+    if ((boxes < 0) | (boxes > np.array(wire.shape, np.int64)[:, None])).any():
+        raise ValueError(f"manifest has a box outside of shape {wire.shape}")
+    return BoxLayout(tuple(wire.shape), boxes, offsets, holders)
+
+
+Rename = Mapping[str, str] | Callable[[str], str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A leaf of the trainer and the leaf of the sampler that takes its bytes, by index."""
+
+    source_leaf: int
+    sink_leaf: int
+    op: int  # Op of csrc/cast.h: 0 copies, else FloatKinds from << 4 | to
+
+
+def match(
+    source: Manifest, sink: Manifest, *, rename: Rename = None, cast: bool = False
+) -> tuple[list[Pair], list[str]]:
+    """Pairs the leaves of `source` and `sink` by key, and lists everything that does not fit.
+
+    Args:
+        rename: from the source's keys to the sink's; keys that a mapping lacks stay as they are.
+        cast: allow one float dtype to become another.
+
+    Returns:
+        The pairs in the order of `sink`, and the differences as lines for people, each with its
+        key and both sides' values. The pairs hold for a plan only where there is no difference.
+    """
+    differences: list[str] = []
+    renamed: dict[str, int] = {}
+    for index, leaf in enumerate(source.leaves):
+        key = _renamed(leaf.key, rename)
+        if key in renamed:
+            other = source.leaves[renamed[key]].key
+            differences.append(f"{key!r}: both {other!r} and {leaf.key!r} are renamed to it")
+        renamed[key] = index
+    if isinstance(rename, Mapping):
+        unknown = sorted(rename.keys() - {leaf.key for leaf in source.leaves})
+        differences += [f"{key!r}: renamed, but the trainer has no such leaf" for key in unknown]
+    pairs: list[Pair] = []
+    for sink_leaf, leaf in enumerate(sink.leaves):
+        source_leaf = renamed.pop(leaf.key, None)
+        if source_leaf is None:
+            differences.append(
+                f"{leaf.key!r}: the sampler wants {leaf.dtype}{list(leaf.shape)}, "
+                "the trainer has no such leaf"
+            )
+            continue
+        other = source.leaves[source_leaf]
+        if other.shape != leaf.shape:
+            differences.append(
+                f"{leaf.key!r}: shape {list(other.shape)} on the trainer, "
+                f"{list(leaf.shape)} on the sampler"
+            )
+        op = 0
+        if other.dtype != leaf.dtype:
+            if cast and other.float_kind and leaf.float_kind:
+                op = other.float_kind << 4 | leaf.float_kind
+            else:
+                floats = other.float_kind and leaf.float_kind
+                differences.append(
+                    f"{leaf.key!r}: dtype {other.dtype} on the trainer, {leaf.dtype} on the sampler"
+                    + (" (cast=True would convert it)" if floats else "")
+                )
+        pairs.append(Pair(source_leaf, sink_leaf, op))
+    for key, index in renamed.items():
+        other = source.leaves[index]
+        differences.append(
+            f"{key!r}: the trainer has {other.dtype}{list(other.shape)}, "
+            "the sampler has no such leaf"
+        )
+    return pairs, differences
+
+
+def _renamed(key: str, rename: Rename) -> str:
+    if rename is None:
+        return key
+    return rename.get(key, key) if isinstance(rename, Mapping) else rename(key)

@@ -1,0 +1,362 @@
+"""What the programs of a job and its coordinator say to each other, as typed structs.
+
+Every client process keeps one bidirectional gRPC stream to the coordinator. It opens with a mutual
+handshake (`Greeting`, `Proof`, `Credentials`), then one `JoinTrainer` or `JoinSampler`; after that
+both sides send the structs below whenever they have something to say. A broken stream is opened
+again by the client, whose join then carries what it holds, so that the coordinator needs no disk.
+
+Versions are ints within an *incarnation* (a random hex id). A *sink* is the id that the coordinator
+gives to one sampler process for one connection of its session; it names chunk tables and pins.
+"""
+
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+
+class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of everything that crosses the control connection."""
+
+
+class Address(Struct, frozen=True):
+    """Where one NIC of a process listens for data connections."""
+
+    nic: str
+    host: str
+    port: int
+
+
+class Held(Struct, frozen=True):
+    """One published state, and therefore a name for exactly one set of bytes."""
+
+    incarnation: str
+    version: int
+
+
+class ProcessStats(Struct, frozen=True):
+    """What one sampler process measured while it received a version."""
+
+    nbytes: int
+    wire_nbytes: int
+    seconds: dict[str, float]
+    rails: dict[str, int]  # bytes received per rail
+    num_retries: int
+
+
+class ReplicaStatus(Struct, frozen=True):
+    """One replica as a trainer's call left it."""
+
+    version: int | None  # the newest of this incarnation that it has prepared
+    committed: int | None  # the newest of this incarnation that its application took
+    stats: list[ProcessStats]  # of the version above, one per process
+
+
+class Outcome(Struct, frozen=True):
+    """How a call ended, for all processes of its program alike.
+
+    `error` is the name of a class of `errors` ("" for success, "Nothing" for a sampler's call that
+    did not wait and found nothing), `text` its message.
+    """
+
+    error: str
+    text: str
+    held: Held | None
+
+
+# --- handshake: the same for both roles
+
+
+class Greeting(Message):
+    role: str  # "trainer" or "sampler"
+    job: str
+    name: str  # a trainer's incarnation, a sampler's replica
+    process_index: int
+    nonce: bytes
+
+
+class Proof(Message):
+    nonce: bytes
+    mac: bytes
+
+
+class Credentials(Message):
+    mac: bytes
+
+
+class Refused(Message):
+    """The coordinator's last word before it ends the stream: `error` as in `Outcome`."""
+
+    error: str
+    text: str
+
+
+# --- trainer to coordinator
+
+
+class JoinTrainer(Message):
+    incarnation: str
+    epoch: int  # 0 at first; then what `TrainerJoined` gave, so that a rejoin is not a new life
+    process_count: int
+    addresses: list[Address]
+    straggler_timeout_s: float
+    pinned: list[int]  # versions held at this moment, announced ones
+    call: int  # number of the next call
+
+
+class Publish(Message):
+    """A process has pinned `version` and is ready for it to be announced.
+
+    Call `call` is complete when every process of the program has sent it. `manifest` comes with
+    the first one only. `error`/`text` say that this process could not pin.
+    """
+
+    call: int
+    version: int
+    digest: str
+    manifest: bytes | None
+    wait: str | None
+    min_replicas: int
+    timeout_s: float
+    seconds: dict[str, float]
+    error: str
+    text: str
+
+
+class GiveUp(Message):
+    """The deadline of call `call` passed in this process: decide it now."""
+
+    call: int
+
+
+class PinsKept(Message):
+    """Answer to `Pins` with `ask`: whether every leaf of the version could be pinned (again)."""
+
+    version: int
+    ask: int
+    kept: bool
+
+
+class CloseJob(Message):
+    """A clean end: drain for at most `timeout_s`, then `JobClosed`."""
+
+    timeout_s: float
+
+
+# --- coordinator to trainer
+
+
+class TrainerJoined(Message):
+    epoch: int
+
+
+class Announced(Message):
+    """All processes have pinned `version` and samplers are told of it."""
+
+    call: int
+    version: int
+
+
+class Pins(Message):
+    """The sinks that may still read `version`: the complete list, empty when it can be let go.
+
+    With `ask` other than 0 the receiver takes leaves that it dropped again where their arrays
+    still live, and answers `PinsKept`.
+    """
+
+    version: int
+    sinks: list[int]
+    ask: int
+
+
+class PublishOutcome(Message):
+    """The end of call `call`."""
+
+    call: int
+    outcome: Outcome
+    seconds: dict[str, float]  # per stage, the largest of the program's processes
+    replicas: dict[str, ReplicaStatus]
+    lost: list[str]
+    refused: dict[str, str]
+
+
+class JobClosed(Message):
+    pass
+
+
+# --- sampler to coordinator
+
+
+class JoinSampler(Message):
+    life: str  # random id of this run of the replica's program, equal in its processes
+    process_count: int
+    sink: int  # 0 at first; then what `SamplerJoined` gave
+    prepared: Held | None
+    committed: Held | None
+    call: int  # number of the next call
+    outcomes: list["SamplerOutcome"]  # decisions heard of that a restarted coordinator must keep
+
+
+class Admit(Message):
+    """The manifest `digest` fits what this process wants."""
+
+    digest: str
+
+
+class Refuse(Message):
+    """The manifest `digest` does not fit; `text` names every difference."""
+
+    digest: str
+    text: str
+
+
+class RefusalTaken(Message):
+    digest: str
+
+
+class Prepared(Message):
+    """Every byte of `held` that this process needs is verified."""
+
+    held: Held
+    stats: ProcessStats
+
+
+class FetchFailed(Message):
+    """The transfer of `held` ended without success; `error`/`text` as in `Outcome`."""
+
+    held: Held
+    error: str
+    text: str
+
+
+class Take(Message):
+    """This process has entered its call number `call`. Process 0's arguments count."""
+
+    call: int
+    min_version: int | None
+    wait: bool
+    timeout_s: float
+
+
+class Took(Message):
+    """This process has returned or raised the outcome of `call`."""
+
+    call: int
+
+
+class Leave(Message):
+    """A clean goodbye, of either role."""
+
+
+# --- coordinator to sampler
+
+
+class SamplerJoined(Message):
+    sink: int
+
+
+class TrainerUp(Message):
+    """A trainer incarnation and where its processes (list index) serve data."""
+
+    incarnation: str
+    digest: str
+    manifest: bytes
+    sources: list[list[Address]]
+
+
+class Latest(Message):
+    """The newest announced version."""
+
+    held: Held
+
+
+class Fetch(Message):
+    """Receive `held`, in all processes of the replica. What was prepared and not taken is given up."""
+
+    held: Held
+
+
+class Abandon(Message):
+    """Stop receiving `held`: another process of the replica failed, or its lease ended."""
+
+    held: Held
+
+
+class SamplerOutcome(Message):
+    """The decision on call `call`, for every process of the replica."""
+
+    call: int
+    outcome: Outcome
+    stats: list[ProcessStats]  # of the version taken, one per process
+
+
+class ReplicaRefused(Message):
+    """Some process of this replica refused the manifest; to be answered by `RefusalTaken`."""
+
+    digest: str
+    text: str
+
+
+class JobEnded(Message):
+    """No version comes any more: calls from number `call` on raise `JobEndedError`."""
+
+    call: int
+    text: str
+
+
+ToCoordinator = (
+    Greeting
+    | Credentials
+    | JoinTrainer
+    | Publish
+    | GiveUp
+    | PinsKept
+    | CloseJob
+    | JoinSampler
+    | Admit
+    | Refuse
+    | RefusalTaken
+    | Prepared
+    | FetchFailed
+    | Take
+    | Took
+    | Leave
+)
+FromCoordinator = (
+    Proof
+    | Refused
+    | TrainerJoined
+    | Announced
+    | Pins
+    | PublishOutcome
+    | JobClosed
+    | SamplerJoined
+    | TrainerUp
+    | Latest
+    | Fetch
+    | Abandon
+    | SamplerOutcome
+    | ReplicaRefused
+    | JobEnded
+)
+
+M = TypeVar("M", bound=Message)
+
+_encoder = msgspec.msgpack.Encoder()
+_to_coordinator = msgspec.msgpack.Decoder(ToCoordinator)
+_from_coordinator = msgspec.msgpack.Decoder(FromCoordinator)
+
+
+def encode(message: Message) -> bytes:
+    """Bytes of a message."""
+    return _encoder.encode(message)
+
+
+def decode_to_coordinator(data: bytes) -> ToCoordinator:
+    """The message that a client sent. Raises msgspec.DecodeError for anything else."""
+    return _to_coordinator.decode(data)
+
+
+def decode_from_coordinator(data: bytes) -> FromCoordinator:
+    """The message that the coordinator sent. Raises msgspec.DecodeError for anything else."""
+    return _from_coordinator.decode(data)
