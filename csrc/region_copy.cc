@@ -1,0 +1,252 @@
+#include "region_copy.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace tsr {
+namespace {
+
+struct Dim {
+  int64_t extent;
+  int64_t from_stride;
+  int64_t to_stride;
+};
+
+// What moves in one piece: bytes that are dense on both sides, or one element that is cast.
+struct Unit {
+  Op op;
+  int64_t from_nbytes;
+  int64_t to_nbytes;
+};
+
+// Moves `count` units that lie a stride apart on either side.
+using Row = void (*)(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t* to,
+                     int64_t to_stride, int64_t count);
+
+template <int kNbytes>
+void SmallRow(const Unit&, const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride,
+              int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * to_stride, from + i * from_stride, kNbytes);
+  }
+}
+
+void RunRow(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t* to,
+            int64_t to_stride, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * to_stride, from + i * from_stride, static_cast<size_t>(unit.from_nbytes));
+  }
+}
+
+#if defined(__x86_64__)
+
+constexpr int64_t kStreamNbytes = 4096;
+
+// Copies past the cache, so that the lines of the sink are not read before they are overwritten.
+// Below kStreamNbytes it loses.
+void StreamRow(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t* to,
+               int64_t to_stride, int64_t count) {
+  constexpr int64_t kLine = 64;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint8_t* source = from + i * from_stride;
+    uint8_t* sink = to + i * to_stride;
+    const int64_t head = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(sink) % kLine);
+    std::memcpy(sink, source, static_cast<size_t>(head));
+    int64_t done = head;
+    for (; done + kLine <= unit.from_nbytes; done += kLine) {
+      const auto* line = reinterpret_cast<const __m128i*>(source + done);
+      auto* out = reinterpret_cast<__m128i*>(sink + done);
+      const __m128i a = _mm_loadu_si128(line);
+      const __m128i b = _mm_loadu_si128(line + 1);
+      const __m128i c = _mm_loadu_si128(line + 2);
+      const __m128i d = _mm_loadu_si128(line + 3);
+      _mm_stream_si128(out, a);
+      _mm_stream_si128(out + 1, b);
+      _mm_stream_si128(out + 2, c);
+      _mm_stream_si128(out + 3, d);
+    }
+    std::memcpy(sink + done, source + done, static_cast<size_t>(unit.from_nbytes - done));
+  }
+  _mm_sfence();
+}
+
+#endif  // defined(__x86_64__)
+
+Row CopyRowOf(int64_t nbytes) {
+  switch (nbytes) {
+    case 1:
+      return SmallRow<1>;
+    case 2:
+      return SmallRow<2>;
+    case 4:
+      return SmallRow<4>;
+    case 8:
+      return SmallRow<8>;
+    case 16:
+      return SmallRow<16>;
+  }
+#if defined(__x86_64__)
+  if (nbytes >= kStreamNbytes) return StreamRow;
+#endif
+  return RunRow;
+}
+
+// Casts into dense memory: the sink's own, or a buffer from which the elements are spread.
+void CastRow(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t* to,
+             int64_t to_stride, int64_t count) {
+  if (to_stride == unit.to_nbytes) return CastRun(unit.op, from, from_stride, to, count);
+  constexpr int64_t kMostElements = 512;
+  std::array<uint8_t, kMostElements * sizeof(double)> dense;
+  const Row spread = CopyRowOf(unit.to_nbytes);
+  for (int64_t done = 0; done < count; done += kMostElements) {
+    const int64_t n = std::min(count - done, kMostElements);
+    CastRun(unit.op, from + done * from_stride, from_stride, dense.data(), n);
+    spread(unit, dense.data(), unit.to_nbytes, to + done * to_stride, to_stride, n);
+  }
+}
+
+// The dimensions of a region in the order of the source's memory, those that both sides walk as
+// one merged. Gathering stalls where scattering does not, so it's the source that is read in order.
+class Dims {
+ public:
+  Dims(std::span<const int64_t> extents, StridedSource from, StridedSink to) {
+    for (size_t d = 0; d < extents.size(); ++d) {
+      if (extents[d] != 1) dims_[size_++] = {extents[d], from.strides[d], to.strides[d]};
+    }
+    std::stable_sort(dims_.begin(), dims_.begin() + size_,
+                     [](const Dim& a, const Dim& b) { return a.from_stride > b.from_stride; });
+    size_t merged = 0;
+    for (size_t d = 0; d < size_; ++d) {
+      const Dim& inner = dims_[d];
+      Dim* outer = merged > 0 ? &dims_[merged - 1] : nullptr;
+      if (outer != nullptr && outer->from_stride == inner.from_stride * inner.extent &&
+          outer->to_stride == inner.to_stride * inner.extent) {
+        *outer = {outer->extent * inner.extent, inner.from_stride, inner.to_stride};
+      } else {
+        dims_[merged++] = inner;
+      }
+    }
+    size_ = merged;
+  }
+
+  bool empty() const { return size_ == 0; }
+  std::span<const Dim> span() const { return std::span(dims_).first(size_); }
+  const Dim& innermost() const { return dims_[size_ - 1]; }
+
+  // Index of the dimension along which the sink's neighbours are closest.
+  size_t sink_innermost() const {
+    const auto closer = [](const Dim& a, const Dim& b) { return a.to_stride <= b.to_stride; };
+    return static_cast<size_t>(std::min_element(dims_.begin(), dims_.begin() + size_, closer) -
+                               dims_.begin());
+  }
+
+  Dim Take(size_t index) {
+    const Dim dim = dims_[index];
+    std::copy(dims_.begin() + index + 1, dims_.begin() + size_, dims_.begin() + index);
+    --size_;
+    return dim;
+  }
+
+ private:
+  size_t size_ = 0;
+  std::array<Dim, RunIterator::kMaxRank> dims_;
+};
+
+template <typename Visit>
+void ForEach(std::span<const Dim> dims, const uint8_t* from, uint8_t* to, const Visit& visit) {
+  if (dims.empty()) return visit(from, to);
+  const Dim& outer = dims.front();
+  for (int64_t i = 0; i < outer.extent; ++i) {
+    ForEach(dims.subspan(1), from + i * outer.from_stride, to + i * outer.to_stride, visit);
+  }
+}
+
+// Moves a plane that the source walks along `inner` and the sink along `row`, in blocks of a few
+// cache lines on either side.
+void MovePlane(const Unit& unit, Row move, const Dim& row, const Dim& inner, const uint8_t* from,
+               uint8_t* to) {
+  constexpr int64_t kBlockNbytes = 64;
+  const int64_t row_step = std::max<int64_t>(kBlockNbytes / unit.to_nbytes, 1);
+  const int64_t inner_step = std::max<int64_t>(kBlockNbytes / unit.from_nbytes, 1);
+  for (int64_t r = 0; r < row.extent; r += row_step) {
+    const int64_t count = std::min(row.extent - r, row_step);
+    for (int64_t block = 0; block < inner.extent; block += inner_step) {
+      const int64_t end = std::min(inner.extent, block + inner_step);
+      for (int64_t i = block; i < end; ++i) {
+        move(unit, from + r * row.from_stride + i * inner.from_stride, row.from_stride,
+             to + r * row.to_stride + i * inner.to_stride, row.to_stride, count);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void CopyRegion(Op op, int64_t itemsize, std::span<const int64_t> extents, StridedSource from,
+                StridedSink to) {
+  Dims dims(extents, from, to);
+  Unit unit{op, itemsize, op.is_copy() ? itemsize : ItemsizeOf(op.to())};
+  if (op.is_copy() && !dims.empty() && dims.innermost().from_stride == itemsize &&
+      dims.innermost().to_stride == itemsize) {
+    unit.from_nbytes *= dims.innermost().extent;
+    unit.to_nbytes = unit.from_nbytes;
+    dims.Take(dims.span().size() - 1);
+  }
+  const Row move = op.is_copy() ? CopyRowOf(unit.from_nbytes) : CastRow;
+  if (dims.empty()) return move(unit, from.base, 0, to.base, 0, 1);
+
+  constexpr int64_t kLine = 64;
+  const size_t last = dims.span().size() - 1;
+  const size_t sink_last = dims.sink_innermost();
+  if (sink_last == last || unit.to_nbytes >= kLine) {
+    const Dim row = dims.Take(last);
+    ForEach(dims.span(), from.base, to.base, [&](const uint8_t* source, uint8_t* sink) {
+      move(unit, source, row.from_stride, sink, row.to_stride, row.extent);
+    });
+  } else {
+    const Dim inner = dims.Take(last);
+    const Dim row = dims.Take(sink_last);
+    ForEach(dims.span(), from.base, to.base, [&](const uint8_t* source, uint8_t* sink) {
+      MovePlane(unit, move, row, inner, source, sink);
+    });
+  }
+}
+
+RunIterator::RunIterator(int64_t itemsize, std::span<const int64_t> extents,
+                         std::span<const int64_t> strides)
+    : run_nbytes_(itemsize), num_runs_(1) {
+  for (size_t d = extents.size(); d-- > 0;) {
+    if (extents[d] == 1) continue;
+    if (rank_ == 0 && strides[d] == run_nbytes_) {
+      run_nbytes_ *= extents[d];
+      continue;
+    }
+    num_runs_ *= extents[d];
+    if (rank_ > 0 && strides[d] == strides_[rank_ - 1] * extents_[rank_ - 1]) {
+      extents_[rank_ - 1] *= extents[d];
+      continue;
+    }
+    extents_[rank_] = extents[d];
+    strides_[rank_] = strides[d];
+    index_[rank_] = 0;
+    ++rank_;
+  }
+  left_ = num_runs_;
+}
+
+void RunIterator::Next() {
+  --left_;
+  for (int d = 0; d < rank_; ++d) {
+    offset_ += strides_[d];
+    if (++index_[d] < extents_[d]) return;
+    offset_ -= strides_[d] * extents_[d];
+    index_[d] = 0;
+  }
+}
+
+}  // namespace tsr
