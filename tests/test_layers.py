@@ -1,0 +1,115 @@
+"""The floors of the package: a module imports only from floors below its own."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tpu_sync_rl"
+CSRC = ROOT / "csrc"
+
+# From the ground up. The modules of one line do not know one another.
+FLOORS = (
+    ("errors", "options", "report", "authentication"),
+    ("tree",),
+    ("manifest",),
+    ("shard_table",),
+    ("plan",),
+    ("buffers", "generations", "rails", "transport"),
+    ("messages",),
+    ("replica",),
+    ("job",),
+    ("coordinator", "client"),
+    ("program", "calls"),
+    ("pins", "receiver"),
+    ("trainer", "sampler", "one_client"),
+    ("sync",),
+    ("__init__",),
+    ("flags",),
+    ("examples",),
+    ("launch", "bench"),
+)
+FLOOR_OF = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
+USES_NATIVE = {"plan", "generations", "transport", "one_client", "bench"}
+MAX_LINES = 400
+NO_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "base", "manager", "handler"}
+
+# examples/ is a link, which "**" does not follow.
+SOURCES = sorted(
+    path.relative_to(PACKAGE)
+    for pattern in ("*.py", "bench/*.py", "examples/*.py")
+    for path in PACKAGE.glob(pattern)
+)
+
+
+def module_of(path: Path) -> str:
+    """The module or package right below `tpu_sync_rl` that a file belongs to."""
+    return path.parts[0].removesuffix(".py")
+
+
+def imported(source: str) -> Iterator[str]:
+    """The modules right below `tpu_sync_rl` that a source imports, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide the floor they come from"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for parts in (name.split(".") for name in names):
+            if parts[0] == "tpu_sync_rl":
+                below = parts[1] if len(parts) > 1 else "__init__"
+                yield below if below in FLOOR_OF or below == "_native" else "__init__"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_module_imports_only_from_floors_below(path):
+    module = module_of(path)
+    assert module in FLOOR_OF, f"{path}: give the module a floor in FLOORS"
+    for other in imported((PACKAGE / path).read_text()):
+        if other == "_native":
+            assert module in USES_NATIVE, f"{path} must not import _native"
+        elif other != module:
+            assert FLOOR_OF[other] < FLOOR_OF[module], f"{path} imports {other}, a floor too high"
+
+
+def test_every_module_on_the_floors_is_there():
+    assert set(FLOOR_OF) == {module_of(path) for path in SOURCES}
+
+
+@pytest.mark.parametrize(
+    ("source", "modules"),
+    [
+        ("import tpu_sync_rl as tsr", ["__init__"]),
+        ("from tpu_sync_rl import errors, sync_weights", ["errors", "__init__"]),
+        ("from tpu_sync_rl.plan import Plan", ["plan"]),
+        ("from tpu_sync_rl import _native", ["_native"]),
+        ("def late():\n    from tpu_sync_rl.bench.models import MODELS", ["bench"]),
+        ("import jax", []),
+    ],
+)
+def test_imports_are_found_in_every_spelling(source, modules):
+    assert list(imported(source)) == modules
+
+
+def test_only_bindings_know_python():
+    for path in sorted(CSRC.glob("*.*")):
+        includes = re.findall(r'#include [<"]([^>"]+)[>"]', path.read_text(errors="ignore"))
+        if not path.name.startswith("py_"):
+            knows = [name for name in includes if name.startswith(("pybind11", "py_", "Python"))]
+            assert not knows, f"{path.name} includes {knows}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*(PACKAGE / path for path in SOURCES), *sorted(CSRC.glob("*.cc")), *sorted(CSRC.glob("*.h"))],
+    ids=lambda path: path.name,
+)
+def test_file_is_short_and_named_after_what_it_owns(path):
+    num_lines = len(path.read_text().splitlines())
+    assert num_lines <= MAX_LINES, f"{path} has {num_lines} lines"
+    assert not NO_NAMES & set(path.stem.split("_")), f"{path} is named after nothing"
