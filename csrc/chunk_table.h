@@ -27,7 +27,8 @@ class ShardDirectory {
     uint64_t range_offset;  // in ranges(): [rank, 2]
   };
 
-  // `shards` in any order; kInvalid for a repeated (leaf, box), a bad range or a rank above 32.
+  // `shards` in any order; kInvalid for a repeated (leaf, box), a bad range or a rank above
+  // kMaxRank.
   static Status Make(std::vector<Shard> shards, std::vector<int64_t> ranges, uint32_t num_leaves,
                      ShardDirectory* out);
 
@@ -48,9 +49,9 @@ class ShardDirectory {
 };
 
 struct TableRegion {
-  uint32_t shard;        // index in the directory
+  uint32_t shard;  // index in the directory
   Op op;
-  uint64_t box_offset;   // in ChunkTable::boxes: [rank, 2], relative to the shard's own start
+  uint64_t box_offset;  // in ChunkTable::boxes: [rank, 2], relative to the shard's own start
 };
 
 struct TableChunk {

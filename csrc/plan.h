@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "box.h"
@@ -42,18 +41,20 @@ struct LeafPair {
 struct PlanInput {
   std::vector<BoxLayout> layouts;
   std::vector<LeafPair> pairs;
-  uint32_t sink_process;   // turns the order in which equal holders are tried
-  int64_t chunk_nbytes;    // most bytes that a chunk has on the wire
+  uint32_t sink_process;  // turns the order in which equal holders are tried
+  int64_t chunk_nbytes;   // most bytes that a chunk has on the wire
 };
 
 // A box that is read whole from one shard of the source; row-major on the wire.
 struct Region {
-  uint32_t pair;              // index in PlanInput::pairs
-  uint32_t source_box;        // index in the source layout's boxes; on the wire
-  uint64_t box_offset;        // in Plan::boxes: [rank, 2], global coordinates
-  uint64_t first_placement;   // in Plan::placements: sink boxes that take a part of it
+  uint32_t pair;             // index in PlanInput::pairs
+  uint32_t source_box;       // index in the source layout's boxes; on the wire
+  uint64_t box_offset;       // in Plan::boxes: [rank, 2], global coordinates; pairs may share it
+  uint64_t first_placement;  // in Plan::placements: sink boxes that take a part of it
   uint32_t num_placements;
 };
+
+inline constexpr uint32_t kMaxRegionsPerChunk = 4096;
 
 struct Chunk {
   uint64_t first_region;
@@ -74,20 +75,22 @@ struct SourceChunks {
 struct Plan {
   PlanInput input;
   std::vector<int64_t> boxes;
-  std::vector<uint32_t> placements;  // box indices in the sink layout
-  std::vector<Region> regions;       // grouped by chunk; within a source in its memory order
-  std::vector<Chunk> chunks;         // grouped by source
+  std::vector<uint32_t> placements;   // box indices in the sink layout
+  std::vector<Region> regions;        // grouped by chunk; within a source in its memory order
+  std::vector<Chunk> chunks;          // grouped by source
   std::vector<SourceChunks> sources;  // ascending by process; only those that are read
   uint64_t nbytes = 0;                // at the sink, each distinct byte once
   uint64_t wire_nbytes = 0;
 
+  const LeafPair& pair(const Region& region) const { return input.pairs[region.pair]; }
   BoxView region_box(const Region& region) const {
-    const size_t n = 2 * input.layouts[input.pairs[region.pair].source_layout].shape.size();
+    const size_t n = 2 * input.layouts[pair(region).source_layout].shape.size();
     return BoxView(boxes).subspan(region.box_offset, n);
   }
 };
 
-// Makes the plan, a pure function of `input`:
+// Makes the plan, a pure function of `input`, whose numbers may come from a peer (kInvalid says
+// what is wrong with them):
 // - every element of every sink box is covered by exactly one region (proved, else kPlan names the
 //   pair and the box that lacks or repeats elements);
 // - boxes of a layout are proved disjoint and within the shape before they are used;
