@@ -61,6 +61,19 @@ def shard_table(keys: Sequence[str], leaves: Sequence[Any], *, wanted: bool) -> 
     return ShardTable(manifest, tuple(device_boxes), tuple(order))
 
 
+def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """A hashable value; leaves of one structure with equal signatures have equal shard tables."""
+    return tuple(
+        (
+            type(x),
+            getattr(x, "shape", None),
+            getattr(x, "dtype", None),
+            getattr(x, "sharding", None),
+        )
+        for x in leaves
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     key: str

@@ -1,0 +1,258 @@
+"""PJRT buffer aliases: where the bytes of this process's shards lie, and what keeps them there."""
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpu_sync_rl.manifest import BoxLayout, Manifest
+from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
+from tpu_sync_rl.tree import flatten
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalShards:
+    """The distinct shards of one process: leaves in the manifest's order, boxes ascending.
+
+    The columns from `leaf` to `num_leaves` are what `_native.ShardDirectory` takes.
+    """
+
+    leaf: np.ndarray  # shape=[num_shards], dtype=uint32
+    box: np.ndarray  # shape=[num_shards], dtype=uint32: index in the leaf's layout
+    itemsize: np.ndarray  # shape=[num_shards], dtype=uint32
+    kind: np.ndarray  # shape=[num_shards], dtype=uint8: FloatKind of csrc/cast.h
+    rank: np.ndarray  # shape=[num_shards], dtype=uint32
+    ranges: np.ndarray  # shape=[sum of 2 * rank], dtype=int64: the boxes, one behind the other
+    num_leaves: int
+    shapes: tuple[tuple[int, ...], ...]  # extents of each shard, in storage coordinates
+    devices: tuple[tuple[jax.Device, ...], ...]  # per leaf: for each shard one that holds it
+    first_shard: tuple[int, ...]  # per leaf, and at the end num_shards
+    first_stride: tuple[int, ...]  # per leaf: where its strides begin in a flat array; the end
+
+    @classmethod
+    def of(cls, table: ShardTable, process: int) -> "LocalShards":
+        """The shards of `table` that `process` holds; of equal ones the first device's."""
+        manifest = table.manifest
+        held = [_held_boxes(layout, process) for layout in manifest.layouts]
+        per_leaf = [held[leaf.layout] for leaf in manifest.leaves]
+        counts = [len(boxes) for boxes, _, _ in per_leaf]
+        ranks = [len(manifest.layouts[leaf.layout].shape) for leaf in manifest.leaves]
+        leaf = np.repeat(np.arange(len(per_leaf), dtype=np.uint32), counts)
+        # Leaves of one sharding share a mapping of devices, so each is looked through once.
+        devices: dict[int, tuple[jax.Device, ...]] = {}
+        for (boxes, _, _), of_device in zip(per_leaf, table.device_boxes, strict=True):
+            if id(of_device) not in devices:
+                devices[id(of_device)] = _first_devices(of_device, boxes, process)
+        return cls(
+            leaf=leaf,
+            box=_joined([boxes for boxes, _, _ in per_leaf], np.uint32),
+            itemsize=np.array([x.itemsize for x in manifest.leaves], np.uint32)[leaf],
+            kind=np.array([x.float_kind for x in manifest.leaves], np.uint8)[leaf],
+            rank=np.array(ranks, np.uint32)[leaf],
+            ranges=_joined([ranges for _, ranges, _ in per_leaf], np.int64),
+            num_leaves=len(per_leaf),
+            shapes=tuple(shape for _, _, shapes in per_leaf for shape in shapes),
+            devices=tuple(devices[id(of_device)] for of_device in table.device_boxes),
+            first_shard=tuple(accumulate(counts, initial=0)),
+            first_stride=tuple(
+                accumulate((n * rank for n, rank in zip(counts, ranks, strict=True)), initial=0)
+            ),
+        )
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards there are."""
+        return len(self.shapes)
+
+
+def _held_boxes(
+    layout: BoxLayout, process: int
+) -> tuple[np.ndarray, np.ndarray, list[tuple[int, ...]]]:
+    """Indices of the boxes that `process` holds, their ranges one behind the other, extents."""
+    boxes = layout.boxes_of(process)
+    ranges = layout.boxes[boxes]
+    return boxes, ranges.reshape(-1), [tuple(x) for x in (ranges[..., 1] - ranges[..., 0]).tolist()]
+
+
+def _first_devices(
+    of_device: Mapping[jax.Device, int], boxes: np.ndarray, process: int
+) -> tuple[jax.Device, ...]:
+    first: dict[int, jax.Device] = {}
+    for device, box in of_device.items():
+        if device.process_index == process:
+            first.setdefault(box, device)
+    return tuple(first[box] for box in boxes.tolist())
+
+
+def _joined(parts: list[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype, casting="same_kind")
+
+
+class Aliases:
+    """Addresses and strides of every local shard of one version, and the pins that hold them.
+
+    Pinned bytes stay as they are when the array is donated: on CPU, JAX copies instead. Shards
+    whose memory can't be read in place (elements below one byte, devices that are not CPUs) are
+    copied to the host. Not thread-safe: one thread at a time, any one.
+    """
+
+    def __init__(self, manifest: Manifest, shards: LocalShards, arrays: Sequence[Any]) -> None:
+        """Pins `arrays`, computed ones, in the order of `manifest`; keeps no reference to them.
+
+        Raises:
+            TypeError: a leaf is no jax.Array; the message has its key.
+            ValueError: a leaf is deleted, or lies in memory in tiles; the message has its key.
+        """
+        self.manifest = manifest
+        self.addresses = np.zeros(shards.num_shards, np.uint64)
+        self.strides = np.zeros(shards.first_stride[-1], np.int64)  # bytes, per shard and dimension
+        self._shards = shards
+        self._pins: dict[int, list[Any]] = {}  # leaf -> what keeps its shards
+        self._arrays: list[weakref.ref[jax.Array]] = []
+        for index, (leaf, array) in enumerate(zip(manifest.leaves, arrays, strict=True)):
+            if not isinstance(array, jax.Array):
+                raise TypeError(f"leaf {leaf.key!r} is a {type(array).__name__}, not a jax.Array")
+            self._arrays.append(weakref.ref(array))
+            try:
+                self._take(index, array)
+            except RuntimeError as error:
+                if not array.is_deleted():
+                    raise
+                raise ValueError(_deleted(leaf.key)) from error
+
+    def directory(self) -> LocalShards:
+        """The shards that `addresses` and `strides` are of, in their order."""
+        return self._shards
+
+    def holds(self, leaf: int) -> bool:
+        """Whether the shards of `leaf`, an index in the manifest, are pinned."""
+        return leaf in self._pins
+
+    def drop(self, leaves: Iterable[int]) -> None:
+        """Lets go of the pins of `leaves`; nobody may read at their addresses any more."""
+        for leaf in leaves:
+            self._pins.pop(leaf, None)
+
+    def drop_all(self) -> None:
+        """Lets go of every pin."""
+        self._pins.clear()
+
+    def retake(self) -> bool:
+        """Pins again whatever was let go; False, with every pin let go, where an array is gone.
+
+        Safe against other threads that donate the arrays meanwhile.
+        """
+        for leaf, reference in enumerate(self._arrays):
+            if leaf in self._pins:
+                continue
+            array = reference()
+            try:
+                if array is None or array.is_deleted():
+                    raise RuntimeError
+                self._take(leaf, array)
+            except RuntimeError:  # what JAX raises for an array that is deleted meanwhile
+                self.drop_all()
+                return False
+        return True
+
+    def _take(self, leaf: int, array: jax.Array) -> None:
+        shards = self._shards
+        first, last = shards.first_shard[leaf : leaf + 2]
+        if first == last:
+            self._pins[leaf] = []
+            return
+        data = {shard.device: shard.data for shard in array.addressable_shards}
+        parts = [data[device] for device in shards.devices[leaf]]
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            parts = [jax.random.key_data(part) for part in parts]
+        pins: list[Any]
+        if _is_readable_in_place(parts[0]):
+            layout = parts[0].format.layout
+            if layout is None or layout.tiling:
+                raise ValueError(
+                    f"leaf {self.manifest.leaves[leaf].key!r} lies in memory as {layout}, expected "
+                    "rows or columns without tiles: jax.device_put(x, x.sharding) makes them"
+                )
+            order = layout.major_to_minor
+            # An opaque capsule: while it lives, so does the buffer, whatever the dtype or layout.
+            pins = [part.__dlpack__() for part in parts]
+            addresses = [part.unsafe_buffer_pointer() for part in parts]
+        else:
+            order = tuple(range(parts[0].ndim))
+            pins = [np.ascontiguousarray(part) for part in parts]
+            addresses = [pin.ctypes.data for pin in pins]
+        strides = _strides(parts[0].shape, order, int(shards.itemsize[first]))
+        self.addresses[first:last] = addresses
+        self.strides[shards.first_stride[leaf] : shards.first_stride[leaf + 1]] = strides * (
+            last - first
+        )
+        self._pins[leaf] = pins
+
+
+def _is_readable_in_place(part: jax.Array) -> bool:
+    (device,) = part.devices()
+    return device.platform == "cpu" and not _is_below_one_byte(np.dtype(part.dtype))
+
+
+@lru_cache
+def _is_below_one_byte(dtype: np.dtype[Any]) -> bool:
+    # DLPack knows no such elements, and JAX packs some of them.
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits < 8
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8
+
+
+@lru_cache
+def _strides(shape: tuple[int, ...], order: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Byte strides of a dense array whose dimensions are `order` from major to minor."""
+    strides = [0] * len(shape)
+    step = itemsize
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)
+
+
+def _deleted(key: str) -> str:
+    return f"leaf {key!r} has been deleted (donated?): give the params that the step returned"
+
+
+class AliasResolver:
+    """Aliases of a program's params, version after version.
+
+    Remembers what the leaves look like, so that a version like the one before costs only its
+    addresses. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[Any, ...] = ()  # treedef and signature of the leaves last seen
+        self._table: ShardTable
+        self._shards: LocalShards
+
+    def resolve(self, params: Any) -> Aliases:
+        """Waits until `params` are computed and pins them. Copies nothing on CPU.
+
+        Raises:
+            TypeError: a leaf is no jax.Array; the message has its key.
+            ValueError: a leaf that can't be synced, or is deleted; the message has its key.
+        """
+        leaves, treedef = jax.tree.flatten(params)
+        known = (treedef, signature(leaves))
+        if known != self._known:
+            keys, leaves, _ = flatten(params)
+            self._table = shard_table(keys, leaves, wanted=False)
+            self._shards = LocalShards.of(self._table, jax.process_index())
+            self._known = known
+        manifest = self._table.manifest
+        arrays = [leaves[i] for i in self._table.order]
+        for leaf, array in zip(manifest.leaves, arrays, strict=True):
+            if isinstance(array, jax.Array) and array.is_deleted():
+                raise ValueError(_deleted(leaf.key))
+        jax.block_until_ready(arrays)
+        return Aliases(manifest, self._shards, arrays)
