@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tpu_sync_rl.connect import connect_sampler, connect_trainer
     from tpu_sync_rl.errors import (
         AuthError,
         CorruptionError,
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
     from tpu_sync_rl.one_client import release_memory
     from tpu_sync_rl.plan import Plan
     from tpu_sync_rl.report import Report
-    from tpu_sync_rl.sampler import SamplerSession, Update, connect_sampler
+    from tpu_sync_rl.sampler import SamplerSession, Update
     from tpu_sync_rl.sync import explain, sync_weights
-    from tpu_sync_rl.trainer import SyncHandle, TrainerSession, connect_trainer
+    from tpu_sync_rl.trainer import SyncHandle, TrainerSession
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "connect": ("connect_sampler", "connect_trainer"),
     "errors": (
         "AuthError",
         "CorruptionError",
@@ -43,9 +45,9 @@ _HOMES = {
     "one_client": ("release_memory",),
     "plan": ("Plan",),
     "report": ("Report",),
-    "sampler": ("SamplerSession", "Update", "connect_sampler"),
+    "sampler": ("SamplerSession", "Update"),
     "sync": ("explain", "sync_weights"),
-    "trainer": ("SyncHandle", "TrainerSession", "connect_trainer"),
+    "trainer": ("SyncHandle", "TrainerSession"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -35,3 +35,24 @@ class PeerLostError(SyncError, ConnectionError):
 
 class SyncTimeoutError(SyncError, TimeoutError):
     """The deadline of a call passed; the message says who lacks what."""
+
+
+_BY_NAME = {
+    error.__name__: error
+    for error in (
+        SyncError,
+        ManifestError,
+        PlanError,
+        VersionError,
+        CorruptionError,
+        AuthError,
+        JobEndedError,
+        PeerLostError,
+        SyncTimeoutError,
+    )
+}
+
+
+def by_name(name: str) -> type[SyncError]:
+    """The class that a peer named; SyncError where it is none of ours."""
+    return _BY_NAME.get(name, SyncError)

@@ -1,0 +1,79 @@
+"""What the processes of `programs.Program` do."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import oracle
+import programs
+from jax.sharding import Mesh
+
+import tpu_sync_rl as tsr
+
+AXES = ("fsdp", "tp")
+SPECS = oracle.ODD_LEAVES
+
+
+def _mesh(shape: list[int]) -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(shape), AXES)
+
+
+def _pause(rng: random.Random, most_s: float) -> None:
+    if most_s:
+        time.sleep(rng.random() * most_s)
+
+
+def trainer(
+    *,
+    address_file: str,
+    mesh: list[int],
+    versions: list[int],
+    min_replicas: int,
+    wait: str | None = "received",
+    most_pause_s: float = 0.0,
+    die_after: int | None = None,
+) -> Any:
+    """Publishes `versions`; what came of each, as (version, replicas, lost)."""
+    grid = _mesh(mesh)
+    rng = random.Random(jax.process_index())
+    session = tsr.connect_trainer(min_replicas=min_replicas, timeout=60)
+    if jax.process_index() == 0:
+        programs.write_file(Path(address_file), session.coordinator)
+    reports: list[Any] = []
+    with session:
+        for version in versions:
+            params = oracle.params(SPECS, grid, version)
+            _pause(rng, most_pause_s)
+            done = tsr.sync_weights(params, to=session, version=version, wait=wait)
+            report = done.result() if wait is None else done
+            reports.append([report.version, dict(report.replicas), list(report.lost)])
+            if version == die_after:
+                raise SystemExit("as the test wants it")
+    return reports
+
+
+def sampler(
+    *,
+    address_file: str,
+    replica: str,
+    mesh: list[int],
+    most_pause_s: float = 0.0,
+    min_versions: int = 0,
+) -> Any:
+    """Takes every version until the trainer has closed; checks every byte; the versions taken."""
+    grid = _mesh(mesh)
+    rng = random.Random(100 + jax.process_index())
+    address = programs.wait_for_file(Path(address_file))
+    taken = []
+    with tsr.connect_sampler(
+        coordinator=address, replica=replica, like=oracle.like(SPECS, grid), timeout=60
+    ) as session:
+        for update in session:
+            oracle.assert_equal(update.params, SPECS, update.version, grid)
+            taken.append(update.version)
+            _pause(rng, most_pause_s)
+    assert len(taken) >= min_versions
+    return taken

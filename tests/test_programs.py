@@ -1,0 +1,43 @@
+"""Trainers and replicas of several processes, over loopback."""
+
+from pathlib import Path
+
+from programs import Program
+
+VERSIONS = [0, 1, 2, 5]
+
+
+def test_two_process_trainer_feeds_replicas_of_one_and_two_processes(tmp_path: Path) -> None:
+    address_file = str(tmp_path / "address")
+    with (
+        Program("trainer", processes=2, devices=2, mesh=[2, 2], address_file=address_file,
+                versions=VERSIONS, min_replicas=2, wait="committed") as trainer,
+        Program("sampler", processes=1, devices=4, mesh=[1, 4], address_file=address_file,
+                replica="one") as one,
+        Program("sampler", processes=2, devices=2, mesh=[4, 1], address_file=address_file,
+                replica="two") as two,
+    ):  # fmt: skip
+        reports = trainer.results()
+        assert reports[0] == reports[1]
+        assert [report[0] for report in reports[0]] == VERSIONS
+        assert all(
+            report[1:] == [{"one": report[0], "two": report[0]}, []] for report in reports[0]
+        )
+        assert one.results() == [VERSIONS]
+        assert two.results() == [VERSIONS, VERSIONS]
+
+
+def test_calls_of_a_replica_end_alike_in_its_processes(tmp_path: Path) -> None:
+    """Processes call at different times while versions are published without waiting."""
+    address_file = str(tmp_path / "address")
+    versions = list(range(1, 31))
+    with (
+        Program("trainer", devices=4, mesh=[2, 2], address_file=address_file, versions=versions,
+                min_replicas=1, wait="received", most_pause_s=0.05) as trainer,
+        Program("sampler", processes=2, devices=2, mesh=[1, 4], address_file=address_file,
+                replica="two", most_pause_s=0.1) as two,
+    ):  # fmt: skip
+        trainer.results()
+        first, second = two.results()
+        assert first == second
+        assert first == sorted(set(first)) and first[-1] == versions[-1]

@@ -1,0 +1,268 @@
+"""Trainer and samplers in one process, each session with a mesh of its own."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import tpu_sync_rl as tsr
+
+AXES = ("fsdp", "tp")
+SPECS = oracle.ODD_LEAVES
+
+
+def mesh(first: int, shape: tuple[int, int]) -> Mesh:
+    count = shape[0] * shape[1]
+    return Mesh(np.array(jax.devices()[first : first + count]).reshape(shape), AXES)
+
+
+TRAINER = mesh(0, (2, 2))
+SAMPLER = mesh(4, (1, 4))
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture
+def trainer() -> Iterator[tsr.TrainerSession]:
+    with tsr.connect_trainer(timeout=20) as session:
+        yield session
+
+
+def connect(trainer: tsr.TrainerSession, replica: str = "sampler-0", **options):
+    options = {"like": oracle.like(SPECS, SAMPLER), "timeout": 20, **options}
+    return tsr.connect_sampler(coordinator=trainer.coordinator, replica=replica, **options)
+
+
+def publish(trainer: tsr.TrainerSession, version: int | None, **options):
+    params = oracle.params(SPECS, TRAINER, version or 0, column_major=["embed/table"])
+    return tsr.sync_weights(params, to=trainer, version=version, **options)
+
+
+def test_every_byte_of_every_version_arrives(trainer, pool):
+    with connect(trainer) as sampler:
+        for version in (0, 1, 7):
+            report = publish(trainer, version)
+            update = sampler.sync_weights()
+            assert update.version == version == report.version
+            assert update.incarnation == trainer.incarnation == report.incarnation
+            assert sampler.current is update and sampler.latest_version == version
+            assert report.replicas == {"sampler-0": version}
+            oracle.assert_equal(update.params, SPECS, version, SAMPLER)
+
+
+def test_sampler_that_joins_before_the_trainer_waits_for_it(pool):
+    with tsr.connect_trainer(timeout=20) as first:
+        address = first.coordinator
+    sampler = pool.submit(
+        lambda: tsr.connect_sampler(
+            coordinator=address, replica="s", like=oracle.like(SPECS, SAMPLER), timeout=30
+        )
+    )
+    with tsr.connect_trainer(coordinator=address, min_replicas=1, timeout=30) as trainer:
+        publish(trainer, 3)
+        with sampler.result() as session:
+            update = session.sync_weights()
+            assert update.version == 3
+            oracle.assert_equal(update.params, SPECS, 3, SAMPLER)
+
+
+def test_late_joiner_gets_the_living_version(trainer):
+    params = oracle.params(SPECS, TRAINER, 5)
+    tsr.sync_weights(params, to=trainer, version=5)
+    with connect(trainer) as sampler:
+        oracle.assert_equal(sampler.sync_weights().params, SPECS, 5, SAMPLER)
+
+
+def test_donating_after_a_sync_changes_nothing_that_samplers_read(trainer):
+    sharding = NamedSharding(TRAINER, P("fsdp", "tp"))
+    like = {
+        "w": jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=NamedSharding(SAMPLER, P("tp")))
+    }
+    step = jax.jit(lambda w: w + 1, donate_argnums=0)
+    w = jax.device_put(jnp.zeros((512, 512)), sharding)
+    with connect(trainer, like=like) as sampler:
+        for version in range(1, 6):
+            w = step(w)
+            handle = tsr.sync_weights({"w": w}, to=trainer, wait=None)
+            expected = np.asarray(w).copy()
+            w = step(w)
+            report = handle.result(20)
+            assert report.version == version == handle.version and handle.done()
+            update = sampler.sync_weights(min_version=version)
+            assert (np.asarray(update.params["w"]) == expected).all()
+
+
+def test_updates_stay_whole_while_newer_ones_arrive(trainer):
+    with connect(trainer, max_generations=4) as sampler:
+        held = []
+        for version in (1, 2, 3):
+            publish(trainer, version)
+            held.append(sampler.sync_weights())
+        for update in held:
+            oracle.assert_equal(update.params, SPECS, update.version, SAMPLER)
+    for update in held:
+        oracle.assert_equal(update.params, SPECS, update.version, SAMPLER)
+
+
+def test_iteration_stops_when_the_trainer_closed(pool):
+    with tsr.connect_trainer(timeout=20, min_replicas=1) as trainer:
+        session = connect(trainer)
+        seen = pool.submit(lambda: [update.version for update in session])
+        for version in (1, 2, 3):
+            publish(trainer, version, wait="committed")
+    assert seen.result(20) == [1, 2, 3]
+    with pytest.raises(tsr.JobEndedError):
+        session.sync_weights(timeout=5)
+    session.close()
+
+
+def test_sampler_that_finds_nothing_newer_returns_none_or_times_out(trainer):
+    with connect(trainer) as sampler:
+        assert sampler.sync_weights(wait=False) is None
+        with pytest.raises(tsr.SyncTimeoutError, match="sampler-0|trainer|announced"):
+            sampler.sync_weights(timeout=0.2)
+        publish(trainer, 1)
+        first = sampler.sync_weights()
+        assert sampler.sync_weights(wait=False) is None
+        with pytest.raises(TimeoutError):
+            sampler.sync_weights(timeout=0.2)
+        assert sampler.current is first
+        oracle.assert_equal(first.params, SPECS, 1, SAMPLER)
+
+
+MISMATCHES: dict[str, tuple[Callable[[dict], dict], str]] = {
+    "a key the trainer lacks": (
+        lambda like: {**like, "extra": like["odd/scalar"]},
+        r"'extra'.*the trainer has no such leaf",
+    ),
+    "a key the sampler lacks": (
+        lambda like: {k: v for k, v in like.items() if k != "odd/mask"},
+        r"'odd/mask'.*the sampler has no such leaf",
+    ),
+    "another shape": (
+        lambda like: {
+            **like,
+            "block/bias": jax.ShapeDtypeStruct(
+                (52,), jnp.float16, sharding=NamedSharding(SAMPLER, P())
+            ),
+        },
+        r"'block/bias': shape \[48\] on the trainer, \[52\] on the sampler",
+    ),
+    "another dtype": (
+        lambda like: {
+            **like,
+            "embed/table": jax.ShapeDtypeStruct(
+                (64, 32), jnp.bfloat16, sharding=NamedSharding(SAMPLER, P())
+            ),
+        },
+        r"'embed/table': dtype float32 on the trainer, bfloat16 on the sampler",
+    ),
+}
+
+
+@pytest.mark.parametrize("change, message", MISMATCHES.values(), ids=MISMATCHES.keys())
+def test_mismatched_replica_is_refused_and_harms_nobody(trainer, change, message):
+    with (
+        connect(trainer, "good") as good,
+        connect(trainer, "bad", like=change(oracle.like(SPECS, SAMPLER))) as bad,
+    ):
+        for version in (1, 2):
+            report = publish(trainer, version)
+            assert report.replicas == {"good": version}
+            assert list(report.refused) == ["bad"]
+            oracle.assert_equal(good.sync_weights().params, SPECS, version, SAMPLER)
+            with pytest.raises(tsr.ManifestError, match=message):
+                bad.sync_weights(timeout=5)
+
+
+def test_unmet_min_replicas_raises_what_was_refused(pool):
+    with tsr.connect_trainer(timeout=20, min_replicas=1) as trainer:
+        like = {
+            "only": jax.ShapeDtypeStruct((4,), jnp.float32, sharding=NamedSharding(SAMPLER, P()))
+        }
+        with connect(trainer, like=like):
+            with pytest.raises(tsr.ManifestError, match="'only'"):
+                publish(trainer, 1)
+
+
+def test_cast_and_rename_on_the_way(trainer):
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    params = {"layer": {"w": jax.device_put(w, NamedSharding(TRAINER, P("fsdp", "tp")))}}
+    like = {
+        "kernel": jax.ShapeDtypeStruct(
+            (64, 64), jnp.bfloat16, sharding=NamedSharding(SAMPLER, P("tp"))
+        )
+    }
+    with connect(trainer, like=like, cast=True, rename={"layer/w": "kernel"}) as sampler:
+        tsr.sync_weights(params, to=trainer)
+        update = sampler.sync_weights()
+        assert update.version == 1
+        found = np.asarray(update.params["kernel"])
+        assert found.tobytes() == np.asarray(params["layer"]["w"].astype(jnp.bfloat16)).tobytes()
+        assert update.report.wire_nbytes == 64 * 64 * 2
+
+
+def test_versions_must_grow(trainer):
+    publish(trainer, 4)
+    with pytest.raises(tsr.VersionError, match="version 4 does not grow: 4 was published"):
+        publish(trainer, 4)
+    with pytest.raises(ValueError, match="version must be from 0"):
+        publish(trainer, -1)
+    with pytest.raises(TypeError, match="version must be an int"):
+        publish(trainer, 1.5)
+    assert publish(trainer, None).version == 5
+
+
+def test_second_session_of_a_replica_fences_the_first(trainer):
+    with connect(trainer) as first, connect(trainer) as second:
+        publish(trainer, 1)
+        assert second.sync_weights().version == 1
+        with pytest.raises(tsr.VersionError):
+            first.sync_weights(timeout=5)
+
+
+def test_newer_incarnation_fences_the_older(trainer):
+    with connect(trainer) as sampler:
+        publish(trainer, 9)
+        assert sampler.sync_weights().version == 9
+        with tsr.connect_trainer(
+            coordinator=trainer.coordinator, host_coordinator=False, timeout=20
+        ) as newer:
+            publish(newer, 2)
+            update = sampler.sync_weights()
+            assert (update.version, update.incarnation) == (2, newer.incarnation)
+            with pytest.raises(tsr.VersionError):
+                publish(trainer, 10)
+
+
+def test_stranger_without_the_token_is_refused():
+    with tsr.connect_trainer(token="secret", timeout=20) as trainer:
+        for token in (None, "wrong"):
+            with pytest.raises(tsr.AuthError):
+                connect(trainer, token=token)
+        with connect(trainer, token="secret") as sampler:
+            publish(trainer, 1)
+            oracle.assert_equal(sampler.sync_weights().params, SPECS, 1, SAMPLER)
+
+
+def test_busy_address_is_said(trainer):
+    with pytest.raises(tsr.SyncError, match="in use"):
+        tsr.connect_trainer(coordinator=trainer.coordinator, timeout=10)
+
+
+def test_third_version_waits_for_a_pin(trainer):
+    with connect(trainer) as sampler:
+        for version in range(1, 20):
+            publish(trainer, version, wait=None)
+        update = sampler.sync_weights(min_version=19)
+        oracle.assert_equal(update.params, SPECS, 19, SAMPLER)

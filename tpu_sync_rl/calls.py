@@ -1,0 +1,120 @@
+"""The calls of a session, numbered alike in all its processes, and what the coordinator decided."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from tpu_sync_rl.errors import SyncError
+
+T = TypeVar("T")
+
+# How long after its deadline a call still waits for the decision, which the coordinator takes at
+# that very moment, so that all processes of the program hear the same one.
+GRACE_S = 0.7
+
+
+class Call(Generic[T]):
+    """One call; `outcome` is None until it is decided."""
+
+    __slots__ = ("number", "outcome")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.outcome: T | None = None
+
+
+class Calls(Generic[T]):
+    """Open calls, and decisions from the one before the last call on.
+
+    A decision may come before this process has entered its call. All methods may be called from
+    any thread.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._open: dict[int, Call[T]] = {}
+        self._decided: dict[int, T] = {}
+        self._end: tuple[int, SyncError] | None = None
+
+    def open(self, number: int) -> Call[T]:
+        """Enters call `number`, or goes on with one that ended without a decision."""
+        with self._changed:
+            self._decided = {n: x for n, x in self._decided.items() if n >= number - 1}
+            call = self._open.get(number) or Call(number)
+            call.outcome = self._decided.get(number)
+            if call.outcome is None:
+                self._open[number] = call
+            return call
+
+    def numbers(self) -> list[int]:
+        """Open calls that are not decided, ascending."""
+        with self._changed:
+            return sorted(self._open)
+
+    def decisions(self) -> list[T]:
+        """Those that another process of the program may not have heard yet."""
+        with self._changed:
+            return list(self._decided.values())
+
+    def decide(self, number: int, outcome: T) -> None:
+        """Gives call `number` its outcome, whether or not it is open here yet."""
+        with self._changed:
+            self._decided[number] = outcome
+            call = self._open.pop(number, None)
+            if call is not None:
+                call.outcome = outcome
+            self._changed.notify_all()
+
+    def end(self, error: SyncError, first: int = 0) -> None:
+        """Makes calls from number `first` on raise `error`, unless they are decided."""
+        with self._changed:
+            if self._end is None or first < self._end[0]:
+                self._end = (first, error)
+            self._changed.notify_all()
+
+    def raise_if_ended(self, number: int) -> None:
+        """Raises what `end` said, when it holds for call `number`."""
+        with self._changed:
+            self._raise_if_ended(number)
+
+    def is_over(self, call: Call[T]) -> bool:
+        """Whether waiting for `call` would not block."""
+        with self._changed:
+            return call.outcome is not None or self._is_ended(call.number)
+
+    def wait(
+        self, call: Call[T], deadline: float, past_deadline: Callable[[], None] | None = None
+    ) -> T | None:
+        """The outcome of `call`, or None where nobody decided it.
+
+        Blocks until `deadline` (of time.monotonic()), then calls `past_deadline`, which asks for a
+        decision, and blocks for `GRACE_S` more. Raises what `end` said.
+        """
+
+        def over() -> bool:
+            return call.outcome is not None or self._is_ended(call.number)
+
+        with self._changed:
+            done = self._changed.wait_for(over, _left_s(deadline))
+        if not done and past_deadline is not None:
+            past_deadline()
+            with self._changed:
+                self._changed.wait_for(over, GRACE_S)
+        with self._changed:
+            if call.outcome is None:
+                self._raise_if_ended(call.number)
+            return call.outcome
+
+    def _is_ended(self, number: int) -> bool:
+        return self._end is not None and number >= self._end[0]
+
+    def _raise_if_ended(self, number: int) -> None:
+        if self._end is not None and number >= self._end[0]:
+            error = self._end[1]
+            raise type(error)(*error.args)
+
+
+def _left_s(deadline: float) -> float:
+    # Not more than a lock can wait for.
+    return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)

@@ -1,0 +1,206 @@
+"""How a program joins a job, as its trainer or as a replica of samplers."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from tpu_sync_rl import errors
+from tpu_sync_rl.coordinator_process import start_coordinator
+from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.manifest import Rename
+from tpu_sync_rl.options import DEFAULT_TIMEOUT_S, Options, checked_timeout, split_address
+from tpu_sync_rl.program import share
+from tpu_sync_rl.sampler import SamplerSession
+from tpu_sync_rl.trainer import TrainerSession
+
+_LOOPBACK = "127.0.0.1:0"
+
+
+def connect_trainer(
+    *,
+    coordinator: str | None = None,
+    job: str = "policy",
+    host_coordinator: bool = True,
+    min_replicas: int = 0,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    straggler_timeout: float = 60.0,
+    token: str | bytes | None = None,
+    nics: Sequence[str] | None = None,
+    streams_per_rail: int = 2,
+    chunk_nbytes: int = 1 << 20,
+    congestion: str | None = None,
+    peer_timeout: float = 10.0,
+    same_host: str = "auto",
+    insecure: bool = False,
+) -> TrainerSession:
+    """Joins `job` as its trainer: a new incarnation, which fences an older one.
+
+    Collective: every process of the trainer program calls it. Process 0 starts the coordinator in
+    a child process that lives no longer than itself.
+
+    Args:
+        coordinator: "host:port" to host it at, or to dial with `host_coordinator=False`. None or
+            port 0 takes a free port; `TrainerSession.coordinator` has it.
+        job: name of the policy.
+        host_coordinator: False where the coordinator runs alone
+            (`python -m tpu_sync_rl.coordinator`).
+        min_replicas: how many replicas have to be admitted before a version is announced.
+        timeout: seconds that connecting may take, and default of the session's calls.
+        straggler_timeout: seconds that a replica may take to receive a version before its pin ends.
+        token: secret of the job; None takes TSR_TOKEN or TSR_TOKEN_FILE. Without one only
+            loopback is used, unless `insecure`.
+        nics: names or addresses of the NICs to serve on; None finds them.
+        streams_per_rail: accepted for symmetry with `connect_sampler`, whose value counts.
+        chunk_nbytes: likewise.
+        congestion: TCP congestion control of data connections; None leaves the system's.
+        peer_timeout: seconds without a sign of life after which a peer is lost.
+        same_host: "auto", or "tcp" to use no shortcut between processes of one host.
+        insecure: listen beyond loopback without a token.
+
+    Raises:
+        SyncError: the address is in use, in all processes of the program.
+        SyncTimeoutError: no coordinator answered in time.
+        AuthError: it has another token.
+        ValueError, TypeError: an option is not what it has to be.
+    """
+    deadline = time.monotonic() + checked_timeout(timeout, DEFAULT_TIMEOUT_S)
+    options = Options.checked(
+        job=job,
+        token=token,
+        timeout=timeout,
+        nics=nics,
+        streams_per_rail=streams_per_rail,
+        chunk_nbytes=chunk_nbytes,
+        congestion=congestion,
+        peer_timeout=peer_timeout,
+        same_host=same_host,
+        insecure=insecure,
+    )
+    if isinstance(min_replicas, bool) or not isinstance(min_replicas, int) or min_replicas < 0:
+        raise ValueError(f"min_replicas must be an int, 0 or more, not {min_replicas!r}")
+    if coordinator is None and not host_coordinator:
+        raise ValueError("host_coordinator=False needs coordinator='host:port' to dial")
+    host, port = split_address(coordinator or _LOOPBACK)
+    process = None
+    failure: Exception | None = None
+    address = coordinator
+    if host_coordinator and jax.process_index() == 0:
+        try:
+            process = start_coordinator(
+                host,
+                port,
+                token=options.token,
+                peer_timeout=options.peer_timeout_s,
+                insecure=options.insecure,
+            )
+            address = process.address
+        except (SyncError, ValueError) as error:
+            failure = error
+    agreed = share(
+        {
+            "address": address,
+            "incarnation": secrets.token_hex(8),
+            "error": "" if failure is None else type(failure).__name__,
+            "text": "" if failure is None else str(failure)[:2000],
+        }
+    )
+    if failure is not None:
+        raise failure
+    if agreed["error"]:
+        raise errors.by_name(agreed["error"])(agreed["text"])
+    session = TrainerSession(
+        options,
+        incarnation=agreed["incarnation"],
+        min_replicas=min_replicas,
+        straggler_timeout_s=checked_timeout(straggler_timeout, 60.0),
+        coordinator=agreed["address"],
+        coordinator_process=process,
+    )
+    session._connect(deadline)
+    return session
+
+
+def connect_sampler(
+    *,
+    coordinator: str,
+    job: str = "policy",
+    replica: str,
+    like: Any,
+    rename: Rename = None,
+    cast: bool = False,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    max_generations: int = 3,
+    token: str | bytes | None = None,
+    nics: Sequence[str] | None = None,
+    streams_per_rail: int = 2,
+    chunk_nbytes: int = 1 << 20,
+    congestion: str | None = None,
+    peer_timeout: float = 10.0,
+    same_host: str = "auto",
+    insecure: bool = False,
+) -> SamplerSession:
+    """Joins `job` as one process of a replica, and receives versions in the background from then on.
+
+    Collective: every process of the replica's program calls it. Dials until the coordinator
+    answers, and does not wait for a trainer. A session with the same replica and process index
+    fences the one before.
+
+    Args:
+        coordinator: "host:port" of the coordinator.
+        job: name of the policy.
+        replica: name of this sampler program, different from that of the others in the job.
+        like: pytree of ShapeDtypeStructs with shardings, or of arrays (read, not kept): what
+            `Update.params` is to be like.
+        rename: from the trainer's keys to those of `like`: a mapping (keys that it lacks stay) or
+            a callable.
+        cast: convert floats to the dtype of `like` at the source, to nearest even.
+        timeout: seconds that connecting may take, and default of the session's calls.
+        max_generations: most copies of the params in host memory: the current one, one that is
+            being received, and more only while older arrays are held.
+        token: secret of the job; None takes TSR_TOKEN or TSR_TOKEN_FILE.
+        nics: names or addresses of the NICs to receive on; None finds them.
+        streams_per_rail: TCP connections per pair of NICs and source process.
+        chunk_nbytes: most bytes that are asked for, checked and retried as one.
+        congestion: TCP congestion control of data connections; None leaves the system's.
+        peer_timeout: seconds without a sign of life after which a peer is lost.
+        same_host: "auto", or "tcp" to use no shortcut between processes of one host.
+        insecure: use NICs beyond loopback without a token.
+
+    Raises:
+        SyncTimeoutError: no coordinator answered in time.
+        AuthError: it has another token.
+        ValueError, TypeError: a leaf of `like` that can't be made, by its key, or a bad option.
+    """
+    deadline = time.monotonic() + checked_timeout(timeout, DEFAULT_TIMEOUT_S)
+    options = Options.checked(
+        job=job,
+        token=token,
+        timeout=timeout,
+        nics=nics,
+        streams_per_rail=streams_per_rail,
+        chunk_nbytes=chunk_nbytes,
+        congestion=congestion,
+        peer_timeout=peer_timeout,
+        same_host=same_host,
+        insecure=insecure,
+    )
+    if not isinstance(replica, str) or not 0 < len(replica) <= 200:
+        raise ValueError(f"replica must be a name of 1 to 200 characters, not {replica!r}")
+    if isinstance(max_generations, bool) or not max_generations >= 2:
+        raise ValueError(f"max_generations must be an int, 2 or more, not {max_generations!r}")
+    split_address(coordinator)
+    session = SamplerSession(
+        options,
+        coordinator=coordinator,
+        replica=replica,
+        life=share(secrets.token_hex(8)),
+        like=like,
+        rename=rename,
+        cast=cast,
+        max_generations=max_generations,
+    )
+    session._connect(deadline)
+    return session

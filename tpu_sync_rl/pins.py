@@ -1,0 +1,131 @@
+"""The versions that a trainer process keeps readable, let go leaf by leaf as samplers have them."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from tpu_sync_rl.buffers import Aliases
+from tpu_sync_rl.messages import Pins, PinsKept
+from tpu_sync_rl.transport import Exporter
+
+MAX_PINNED = 2
+_POLL_S = 0.02
+
+
+class PinnedVersions:
+    """Aliases of announced versions and the sinks that may still read them.
+
+    One thread of its own handles what the coordinator says about pins, and drops the view of each
+    leaf as soon as every sink has it: a view that is held makes a donating step copy the buffer.
+    All methods may be called from any thread.
+    """
+
+    def __init__(self, exporter: Exporter, answer: Callable[[PinsKept], None]) -> None:
+        self._exporter = exporter
+        self._answer = answer
+        self._changed = threading.Condition()
+        self._pinned: dict[int, Aliases] = {}  # guarded by _changed
+        self._sinks: dict[int, list[int]] = {}  # of pinned versions that are announced
+        self._newest: tuple[int, Aliases] | None = None  # let go, but perhaps alive
+        self._messages: deque[Pins] = deque()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tsr-pins", daemon=True)
+        self._thread.start()
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions pinned at this moment, ascending."""
+        with self._changed:
+            return sorted(self._pinned)
+
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """Waits until one more version may be pinned; False when `timeout_s` passed first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._pinned) < MAX_PINNED, timeout_s)
+
+    def pin(self, version: int, aliases: Aliases) -> None:
+        """Makes `version` readable for sinks."""
+        self._exporter.publish(version, aliases.addresses, aliases.strides)
+        with self._changed:
+            self._pinned[version] = aliases
+            self._newest = None
+
+    def on_pins(self, message: Pins) -> None:
+        """Takes what the coordinator says; returns at once."""
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify_all()
+
+    def let_go(self, version: int) -> None:
+        """Ends the pin of `version`, if there is one; whoever still reads it is cut off."""
+        with self._changed:
+            aliases = self._pinned.pop(version, None)
+            self._sinks.pop(version, None)
+        if aliases is None:
+            return
+        self._exporter.withdraw(version)
+        aliases.drop_all()
+        with self._changed:
+            if not self._pinned or version > max(self._pinned):
+                self._newest = (version, aliases)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Lets go of everything and ends the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        for version in self.versions:
+            self.let_go(version)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._messages and not self._closed:
+                    if not self._changed.wait(_POLL_S if any(self._sinks.values()) else None):
+                        break
+                if self._closed:
+                    return
+                message = self._messages.popleft() if self._messages else None
+            if message is not None:
+                self._handle(message)
+            self._drop_finished()
+
+    def _handle(self, message: Pins) -> None:
+        version = message.version
+        if message.ask:
+            kept = self._take_again(version)
+            self._answer(PinsKept(version, message.ask, kept))
+            if not kept:
+                return
+        if not message.sinks:
+            self.let_go(version)
+            return
+        with self._changed:
+            if version in self._pinned:
+                self._sinks[version] = message.sinks
+
+    def _take_again(self, version: int) -> bool:
+        """Whether every leaf of `version` is readable, after views were taken again."""
+        with self._changed:
+            aliases = self._pinned.get(version)
+            if aliases is None and self._newest is not None and self._newest[0] == version:
+                aliases = self._newest[1]
+        if aliases is None or not aliases.retake():
+            return False
+        self.pin(version, aliases)
+        return True
+
+    def _drop_finished(self) -> None:
+        with self._changed:
+            reading = [(v, self._pinned[v], sinks) for v, sinks in self._sinks.items() if sinks]
+        for version, aliases, sinks in reading:
+            finished = [
+                leaf
+                for leaf in self._exporter.finished_leaves(version, sinks)
+                if aliases.holds(leaf)
+            ]
+            if finished:
+                self._exporter.drop_leaves(version, finished)
+                aliases.drop(finished)

@@ -1,0 +1,276 @@
+"""Receives versions in the background, into memory that no array of the application uses."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_sync_rl import rails
+from tpu_sync_rl.errors import PeerLostError, SyncError
+from tpu_sync_rl.generations import Generation, GenerationPool
+from tpu_sync_rl.manifest import Manifest, Rename, match
+from tpu_sync_rl.messages import (
+    Abandon,
+    Address,
+    Admit,
+    Fetch,
+    FetchFailed,
+    Held,
+    Message,
+    Prepared,
+    ProcessStats,
+    Refuse,
+    TrainerUp,
+)
+from tpu_sync_rl.options import Options
+from tpu_sync_rl.plan import Plan, make_plan
+from tpu_sync_rl.transport import Fetcher
+
+_POLL_S = 0.1
+_REDIAL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A prepared version: every byte of it that this process needs is verified."""
+
+    held: Held
+    generation: Generation
+    leaves: list[Any]  # jax.Arrays, in the manifest's order
+    stats: ProcessStats
+
+
+@dataclass(slots=True)
+class _Source:
+    """The trainer incarnation that this process reads from."""
+
+    trainer: TrainerUp
+    sink: int  # under which its processes know this one
+    plan: Plan
+    fetcher: Fetcher
+    redial_at: dict[int, float]  # per process that something is read from
+
+
+class Receiver:
+    """Turns what the coordinator says about trainers and versions into prepared generations.
+
+    One thread of its own does the work, in the order in which it was told. `prepared` is what it
+    holds ready; `take` hands it over. All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        manifest: Manifest,
+        *,
+        process: int,
+        pool: GenerationPool,
+        rename: Rename,
+        cast: bool,
+        send: Callable[[Message], None],
+    ) -> None:
+        self._options = options
+        self._manifest = manifest
+        self._process = process
+        self._pool = pool
+        self._rename = rename
+        self._cast = cast
+        self._send = send
+        self.sink = 0
+        self._commands: queue.SimpleQueue[TrainerUp | Fetch | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._prepared: Received | None = None
+        self._abandoned: Held | None = None
+        self._newest_incarnation = ""
+        self._closed = False
+        self._source: _Source | None = None
+        self._plans: dict[str, tuple[Plan | None, str]] = {}  # digest -> plan, or differences
+        self._thread = threading.Thread(target=self._run, name="tsr-receiver", daemon=True)
+        self._thread.start()
+
+    @property
+    def prepared(self) -> Held | None:
+        """What `take` would hand over."""
+        with self._changed:
+            return None if self._prepared is None else self._prepared.held
+
+    def take(self, held: Held) -> Received | None:
+        """Hands over `held`; None where it is not what is prepared here."""
+        with self._changed:
+            received = self._prepared
+            if received is None or received.held != held:
+                return None
+            self._prepared = None
+            return received
+
+    def on_message(self, message: TrainerUp | Fetch | Abandon) -> None:
+        """Takes what the coordinator says; returns at once."""
+        with self._changed:
+            if isinstance(message, Abandon):
+                self._abandoned = message.held
+                return
+            if isinstance(message, TrainerUp):
+                self._newest_incarnation = message.incarnation
+        self._commands.put(message)
+
+    def close(self) -> None:
+        """Stops receiving, and lets go of what was prepared and not taken."""
+        with self._changed:
+            self._closed = True
+            self._prepared = None
+        self._commands.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (message := self._commands.get()) is not None and not self._closed:
+            if isinstance(message, TrainerUp):
+                self._meet(message)
+            else:
+                self._receive(message.held)
+        if self._source is not None:
+            self._source.fetcher.close()
+
+    # --- a trainer
+
+    def _meet(self, trainer: TrainerUp) -> None:
+        source = self._source
+        if source is None or (source.trainer, source.sink) != (trainer, self.sink):
+            if source is not None:
+                source.fetcher.close()
+                self._source = None
+            if trainer.digest not in self._plans:
+                self._plans[trainer.digest] = self._compare(trainer.manifest)
+            plan, differences = self._plans[trainer.digest]
+            if plan is None:
+                self._send(Refuse(trainer.digest, differences))
+                return
+            fetcher = Fetcher(plan.native, peer_timeout_s=self._options.peer_timeout_s)
+            redial_at = dict.fromkeys(plan.source_processes, 0.0)
+            self._source = _Source(trainer, self.sink, plan, fetcher, redial_at)
+        self._send(Admit(trainer.digest))
+
+    def _compare(self, manifest: bytes) -> tuple[Plan | None, str]:
+        try:
+            source = Manifest.decode(manifest)
+            pairs, differences = match(
+                source, self._manifest, rename=self._rename, cast=self._cast
+            )
+            if differences:
+                return None, "\n".join(differences)
+            plan = make_plan(
+                source,
+                self._manifest,
+                pairs,
+                process=self._process,
+                chunk_nbytes=self._options.chunk_nbytes,
+            )
+        except (ValueError, SyncError) as error:
+            return None, str(error)
+        return plan, ""
+
+    # --- a version
+
+    def _receive(self, held: Held) -> None:
+        began = time.monotonic()
+        with self._changed:
+            self._prepared = None
+        try:
+            received = self._fetch(held, began)
+        except _Stopped:
+            return
+        except Exception as error:  # whatever it is, the coordinator has to hear of it
+            self._send(FetchFailed(held, type(error).__name__, str(error)))
+            return
+        with self._changed:
+            self._prepared = received
+        self._send(Prepared(held, received.stats))
+
+    def _fetch(self, held: Held, began: float) -> Received:
+        source = self._source
+        if source is None or source.trainer.incarnation != held.incarnation:
+            raise PeerLostError(f"version {held.version} belongs to a trainer that is not known")
+        generation = self._free_generation(held)
+        waited = time.monotonic()
+        fetcher = source.fetcher
+        self._dial(source)
+        fetcher.begin(held.version, generation.sink_addresses)
+        try:
+            silent_since = time.monotonic()
+            while not fetcher.wait(_POLL_S):
+                self._stop_if_told(held)
+                lost = self._dial(source)
+                if not lost:
+                    silent_since = time.monotonic()
+                elif self._is_hopeless(held, silent_since):
+                    raise PeerLostError(f"version {held.version}: {'; '.join(lost.values())}")
+        finally:
+            fetcher.end()
+        landed = time.monotonic()
+        leaves = generation.arrays()
+        stats = fetcher.stats()
+        seconds = {
+            "wait": waited - began,
+            "wire": landed - waited,
+            "arrays": time.monotonic() - landed,
+            "total": time.monotonic() - began,
+        }
+        plan = source.plan
+        return Received(
+            held,
+            generation,
+            leaves,
+            ProcessStats(
+                plan.nbytes, plan.wire_nbytes, seconds, stats["rails"], stats["num_retries"]
+            ),
+        )
+
+    def _free_generation(self, held: Held) -> Generation:
+        while True:
+            generation = self._pool.acquire(_POLL_S)
+            if generation is not None:
+                return generation
+            self._stop_if_told(held)
+
+    def _stop_if_told(self, held: Held) -> None:
+        with self._changed:
+            if self._closed or self._abandoned == held:
+                raise _Stopped
+
+    def _is_hopeless(self, held: Held, silent_since: float) -> bool:
+        """Whether sources without a stream are not worth waiting for any longer."""
+        if self._newest_incarnation != held.incarnation:
+            return True
+        return time.monotonic() - silent_since > self._options.peer_timeout_s
+
+    def _dial(self, source: _Source) -> dict[int, str]:
+        """Opens the streams that are missing; says what is wrong with sources that have none."""
+        lost: dict[int, str] = {}
+        for process, redial_at in source.redial_at.items():
+            pairs = rails.pair(self._options, source.trainer.sources[process])
+            wanted = len(pairs) * self._options.streams_per_rail
+            have = source.fetcher.num_streams(process)
+            trouble = "its streams broke"
+            if have < wanted and time.monotonic() >= redial_at:
+                source.redial_at[process] = time.monotonic() + _REDIAL_S
+                for index in range(have, wanted):
+                    rail = pairs[index % len(pairs)]
+                    try:
+                        fd = rails.dial(
+                            rail,
+                            self._options,
+                            incarnation=source.trainer.incarnation,
+                            sink=source.sink,
+                        )
+                    except (SyncError, OSError) as error:
+                        trouble = str(error)
+                        break
+                    source.fetcher.add_stream(process, fd, rail.name)
+            if source.fetcher.num_streams(process) == 0:
+                lost[process] = f"trainer process {process}: {trouble}"
+        return lost
+
+
+class _Stopped(Exception):
+    """Receiving a version was given up because somebody said so."""

@@ -1,0 +1,297 @@
+"""The sampler's side of a job: take whole versions of the trainer's params, one after another."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from tpu_sync_rl import errors
+from tpu_sync_rl.calls import GRACE_S, Calls
+from tpu_sync_rl.client import CoordinatorClient
+from tpu_sync_rl.errors import JobEndedError, SyncError, SyncTimeoutError, VersionError
+from tpu_sync_rl.generations import GenerationPool
+from tpu_sync_rl.manifest import Rename
+from tpu_sync_rl.messages import (
+    Abandon,
+    Fetch,
+    FromCoordinator,
+    Held,
+    JobEnded,
+    JoinSampler,
+    Latest,
+    ProcessStats,
+    RefusalTaken,
+    ReplicaRefused,
+    SamplerJoined,
+    SamplerOutcome,
+    Take,
+    Took,
+    TrainerUp,
+)
+from tpu_sync_rl.options import Options, checked_timeout
+from tpu_sync_rl.receiver import Receiver
+from tpu_sync_rl.report import Report
+from tpu_sync_rl.shard_table import shard_table
+from tpu_sync_rl.tree import flatten
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """One version of the params on this sampler.
+
+    Attributes:
+        version: the trainer's number for it, within `incarnation`.
+        incarnation: id of the life of the trainer that published it.
+        params: pytree of jax.Arrays like the session's `like`. They stay valid as long as they
+            are held, also after the session was closed.
+        report: what its way here took.
+    """
+
+    version: int
+    incarnation: str
+    params: Any
+    report: Report
+
+
+class SamplerSession:
+    """One process of a replica in a job. Made by `connect_sampler`.
+
+    Versions are received in the background from the beginning, so that a call only swaps. A context
+    manager, and an iterator over updates that stops when the trainer has ended the job.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        coordinator: str,
+        replica: str,
+        life: str,
+        like: Any,
+        rename: Rename,
+        cast: bool,
+        max_generations: int,
+    ) -> None:
+        keys, leaves, self._treedef = flatten(like)
+        table = shard_table(keys, leaves, wanted=True)
+        self._order = table.order
+        self._options = options
+        self._replica = replica
+        self._life = life
+        self._one_at_a_time = threading.Lock()
+        self._calls: Calls[SamplerOutcome] = Calls()
+        self._pending: dict[int, tuple[Take, float]] = {}  # what was asked, and its deadline
+        self._next_call = 0
+        self._current: Update | None = None
+        self._latest: Held | None = None
+        self._closed = False
+        self._pool = GenerationPool(table, leaves, max_generations=max_generations)
+        self._client = CoordinatorClient(
+            coordinator,
+            options,
+            role="sampler",
+            name=replica,
+            process_index=jax.process_index(),
+            join=self._join,
+            on_message=self._on_message,
+            on_refused=self._calls.end,
+        )
+        self._receiver = Receiver(
+            options,
+            table.manifest,
+            process=jax.process_index(),
+            pool=self._pool,
+            rename=rename,
+            cast=cast,
+            send=self._client.send,
+        )
+
+    @property
+    def current(self) -> Update | None:
+        """What the last successful call returned."""
+        return self._current
+
+    @property
+    def latest_version(self) -> int | None:
+        """The newest version that the trainer has announced, whether or not it is here."""
+        return None if self._latest is None else self._latest.version
+
+    def sync_weights(
+        self, *, timeout: float | None = None, wait: bool = True, min_version: int | None = None
+    ) -> Update | None:
+        """Returns the newest version that all processes of the replica hold, newer than `current`.
+
+        Collective over the replica: the n-th call has one outcome in all its processes, and
+        process 0's arguments count. Blocks until there is one; copies nothing on CPU. May be
+        called from any thread, one call at a time. After any raise `current` stays whole.
+
+        Args:
+            timeout: seconds; None for the session's.
+            wait: False returns None at once where nothing newer is prepared.
+            min_version: take no version below it.
+
+        Raises:
+            SyncTimeoutError: nothing came in time; says what is known of the trainer.
+            ManifestError: what the trainer has does not fit `like`; names every differing key.
+            JobEndedError: the trainer closed the job, and its last version has been taken.
+            VersionError: a newer session took this process's place.
+        """
+        timeout_s = checked_timeout(timeout, self._options.timeout_s)
+        if min_version is not None and (
+            isinstance(min_version, bool) or not isinstance(min_version, int)
+        ):
+            raise TypeError(f"min_version must be an int or None, not {min_version!r}")
+        deadline = time.monotonic() + timeout_s
+        if not self._one_at_a_time.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+            raise SyncTimeoutError("another sync_weights of this session is still running")
+        try:
+            return self._sync(Take(self._next_call, min_version, wait, timeout_s), deadline)
+        finally:
+            self._one_at_a_time.release()
+
+    def __iter__(self) -> Iterator[Update]:
+        return self
+
+    def __next__(self) -> Update:
+        try:
+            update = self.sync_weights()
+        except JobEndedError:
+            raise StopIteration from None
+        assert update is not None
+        return update
+
+    def close(self) -> None:
+        """Leaves the job at once; arrays that it returned stay valid. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._calls.end(SyncError("this session is closed"))
+        self._client.close()
+        self._receiver.close()
+        self._pool.close()
+
+    def __enter__(self) -> "SamplerSession":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _connect(self, deadline: float) -> None:
+        """Joins the job. Blocks; on an error the session is at its end."""
+        try:
+            self._client.start(deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- one call
+
+    def _sync(self, take: Take, deadline: float) -> Update | None:
+        number = take.call
+        call = self._calls.open(number)
+        self._pending[number] = (take, deadline)
+        self._client.send(take)
+        try:
+            # The coordinator times this call by process 0's clock; another process's deadline
+            # ends its own wait alone, and the call keeps its number.
+            own = deadline + (GRACE_S if jax.process_index() == 0 else 0.0)
+            decided = self._calls.wait(call, own)
+        finally:
+            self._pending.pop(number, None)
+        if decided is None:
+            raise SyncTimeoutError(
+                f"no version for replica {self._replica!r} in time: nobody decided the call; "
+                f"{self._client.state}"
+            )
+        update, error = self._applied(decided)
+        self._next_call = number + 1
+        self._client.send(Took(number))
+        if error is not None:
+            raise error
+        return update
+
+    def _applied(self, decided: SamplerOutcome) -> tuple[Update | None, SyncError | None]:
+        outcome = decided.outcome
+        if outcome.error == "Nothing":
+            return None, None
+        if outcome.error:
+            return None, errors.by_name(outcome.error)(outcome.text)
+        held = outcome.held
+        assert held is not None
+        received = self._receiver.take(held)
+        if received is None:
+            return None, VersionError(f"version {held.version} is no longer held by this process")
+        params = [None] * len(self._order)
+        for position, leaf in zip(self._order, received.leaves, strict=True):
+            params[position] = leaf
+        self._current = Update(
+            held.version,
+            held.incarnation,
+            jax.tree.unflatten(self._treedef, params),
+            self._report(held, decided.stats, received.stats),
+        )
+        return self._current, None
+
+    def _report(self, held: Held, program: list[ProcessStats], own: ProcessStats) -> Report:
+        return self._summed(held, program, self._summed(held, [own], None))
+
+    def _summed(self, held: Held, parts: list[ProcessStats], local: Report | None) -> Report:
+        seconds: dict[str, float] = {}
+        rails: dict[str, int] = {}
+        for stats in parts:
+            for stage, spent_s in stats.seconds.items():
+                seconds[stage] = max(seconds.get(stage, 0.0), spent_s)
+            for rail, nbytes in stats.rails.items():
+                rails[rail] = rails.get(rail, 0) + nbytes
+        return Report(
+            version=held.version,
+            incarnation=held.incarnation,
+            nbytes=sum(stats.nbytes for stats in parts),
+            wire_nbytes=sum(stats.wire_nbytes for stats in parts),
+            seconds=seconds,
+            rails=rails,
+            replicas={self._replica: held.version},
+            local=local,
+        )
+
+    # --- what comes in, on the client's thread
+
+    def _join(self) -> JoinSampler:
+        current = self._current
+        return JoinSampler(
+            life=self._life,
+            process_count=jax.process_count(),
+            sink=self._receiver.sink,
+            prepared=self._receiver.prepared,
+            committed=None if current is None else Held(current.incarnation, current.version),
+            call=self._next_call,
+            outcomes=self._calls.decisions(),
+        )
+
+    def _on_message(self, message: FromCoordinator) -> None:
+        match message:
+            case SamplerJoined():
+                self._receiver.sink = message.sink
+                for take, deadline in list(self._pending.values()):
+                    left_s = max(0.0, deadline - time.monotonic())
+                    self._client.send(Take(take.call, take.min_version, take.wait, left_s))
+            case TrainerUp() | Fetch() | Abandon():
+                self._receiver.on_message(message)
+            case Latest():
+                self._latest = message.held
+            case SamplerOutcome():
+                self._calls.decide(message.call, message)
+            case ReplicaRefused():
+                self._client.send(RefusalTaken(message.digest))
+            case JobEnded():
+                self._calls.end(JobEndedError(message.text), message.call)
+                self._client.finish()

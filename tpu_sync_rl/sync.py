@@ -1,0 +1,45 @@
+"""The two functions that take whatever is on the other side: another mesh, or a session."""
+
+from typing import Any
+
+from tpu_sync_rl import one_client
+from tpu_sync_rl.manifest import Rename
+from tpu_sync_rl.trainer import TrainerSession
+
+
+def sync_weights(
+    params: Any,
+    *,
+    to: Any,
+    version: int | None = None,
+    wait: str | None = "received",
+    timeout: float | None = None,
+    rename: Rename = None,
+    cast: bool = False,
+) -> Any:
+    """Brings `params` to where they are sampled from.
+
+    With a `TrainerSession` as `to`, publishes them as `TrainerSession.sync_weights` does, and
+    returns its Report or SyncHandle. With anything else, returns them as new arrays on another
+    mesh of this JAX client: see `one_client.sync_weights`.
+
+    Example:
+        >>> import jax, numpy as np, tpu_sync_rl as tsr
+        >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        >>> trainer = Mesh(np.array(jax.devices()[:4]).reshape(1, 4), ("fsdp", "tp"))
+        >>> sampler = Mesh(np.array(jax.devices()[4:8]).reshape(2, 2), ("fsdp", "tp"))
+        >>> params = {"w": jax.device_put(np.eye(8), NamedSharding(trainer, P("fsdp", "tp")))}
+        >>> synced = tsr.sync_weights(params, to=NamedSharding(sampler, P("tp", "fsdp")))
+        >>> bool((synced["w"] == np.eye(8)).all())
+        True
+
+    Raises:
+        TypeError: an option that the other kind of `to` takes.
+    """
+    if isinstance(to, TrainerSession):
+        if rename is not None or cast:
+            raise TypeError("rename= and cast= are the samplers': pass them to connect_sampler")
+        return to.sync_weights(params, version=version, wait=wait, timeout=timeout)
+    if version is not None or wait != "received" or timeout is not None:
+        raise TypeError("version=, wait= and timeout= need a TrainerSession as `to`")
+    return one_client.sync_weights(params, to=to, rename=rename, cast=cast)

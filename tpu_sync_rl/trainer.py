@@ -1,0 +1,368 @@
+"""The trainer's side of a job: publish versions of the params, wait until samplers have them."""
+
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+import jax
+import msgspec
+
+from tpu_sync_rl import errors
+from tpu_sync_rl.buffers import AliasResolver
+from tpu_sync_rl.calls import GRACE_S, Call, Calls
+from tpu_sync_rl.client import CoordinatorClient
+from tpu_sync_rl.coordinator_process import CoordinatorProcess
+from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError, VersionError
+from tpu_sync_rl.manifest import Manifest, match
+from tpu_sync_rl.messages import (
+    Address,
+    Announced,
+    CloseJob,
+    FromCoordinator,
+    GiveUp,
+    JobClosed,
+    JoinTrainer,
+    Pins,
+    Publish,
+    PublishOutcome,
+    TrainerJoined,
+)
+from tpu_sync_rl.options import Options, checked_timeout
+from tpu_sync_rl.pins import PinnedVersions
+from tpu_sync_rl.rails import Listener
+from tpu_sync_rl.report import Report
+from tpu_sync_rl.transport import Exporter
+
+
+class SyncHandle:
+    """A published version whose way to the samplers is still under way."""
+
+    def __init__(
+        self, session: "TrainerSession", call: Call[PublishOutcome], version: int, deadline: float
+    ) -> None:
+        self._session = session
+        self._call = call
+        self._deadline = deadline
+        self.version = version
+
+    def done(self) -> bool:
+        """Whether `result` would return or raise at once. Never blocks."""
+        return self._session._calls.is_over(self._call)
+
+    def result(self, timeout: float | None = None) -> Report:
+        """Waits until every live replica has prepared the version, and reports.
+
+        Args:
+            timeout: seconds; None for what is left of the call's own.
+
+        Raises:
+            SyncTimeoutError: lists which replica lacks what; the version stays announced.
+            SyncError: the call ended in another way, in all processes of the program alike.
+        """
+        soon = None if timeout is None else time.monotonic() + checked_timeout(timeout, 0.0)
+        if soon is not None and soon < self._deadline:
+            if self._session._calls.wait(self._call, soon) is None:
+                raise SyncTimeoutError(f"version {self.version} is still on its way to samplers")
+        return self._session._finish(self._call, self.version, self._deadline)
+
+
+class TrainerSession:
+    """One life of a trainer in a job: an incarnation. Made by `connect_trainer`.
+
+    A context manager: leaving it cleanly drains and ends the job; leaving it by an exception lets
+    samplers keep what they have and wait for the next incarnation.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        incarnation: str,
+        min_replicas: int,
+        straggler_timeout_s: float,
+        coordinator: str,
+        coordinator_process: CoordinatorProcess | None,
+    ) -> None:
+        self.coordinator = coordinator
+        self.incarnation = incarnation
+        self._options = options
+        self._min_replicas = min_replicas
+        self._straggler_timeout_s = straggler_timeout_s
+        self._coordinator_process = coordinator_process
+        self._one_at_a_time = threading.Lock()
+        self._calls: Calls[PublishOutcome] = Calls()
+        self._closing: Calls[JobClosed] = Calls()
+        self._published: dict[int, Publish] = {}  # calls that are not decided yet
+        self._announced: set[int] = set()  # of these, calls whose version samplers know
+        self._next_call = 0
+        self._last_version: int | None = None
+        self._epoch = 0
+        self._manifest: Manifest | None = None
+        self._manifest_known = False  # to the coordinator, since this process joined it
+        self._resolver = AliasResolver()
+        self._exporter: Exporter | None = None
+        self._pins: PinnedVersions | None = None
+        self._closed = False
+        self._listener = Listener(
+            options,
+            coordinator=coordinator,
+            incarnation=incarnation,
+            on_stream=self._on_stream,
+        )
+        self._client = CoordinatorClient(
+            coordinator,
+            options,
+            role="trainer",
+            name=incarnation,
+            process_index=jax.process_index(),
+            join=self._join,
+            on_message=self._on_message,
+            on_refused=self._calls.end,
+        )
+
+    def sync_weights(
+        self,
+        params: Any,
+        *,
+        version: int | None = None,
+        wait: str | None = "received",
+        timeout: float | None = None,
+    ) -> Report | SyncHandle:
+        """Publishes `params` as `version` and waits until samplers have it.
+
+        Collective over the trainer program, with one outcome in all its processes. Donating the
+        params after it returns is safe, whatever `wait` is. Copies nothing: samplers read from
+        the arrays' own memory. Blocks; may be called from any thread, one call at a time.
+
+        Args:
+            params: pytree of jax.Arrays, the same leaves in every call of a session.
+            version: int ≥ 0 that grows; None is the last one + 1, and 1 at first.
+            wait: "received": every live replica has prepared this version or a newer one.
+                "committed": every live replica's application took it. None: returns a
+                `SyncHandle` as soon as the params are pinned.
+            timeout: seconds; None for the session's.
+
+        Raises:
+            ValueError, TypeError: a leaf that can't be synced, by its key, or a bad argument.
+            ManifestError: the leaves differ from those of the first call, or too few replicas fit.
+            VersionError: `version` does not grow, or a newer incarnation took over.
+            SyncTimeoutError: who lacks what; the version stays announced.
+            PeerLostError: another process of the trainer is gone.
+        """
+        if wait not in ("received", "committed", None):
+            raise ValueError(f"wait must be 'received', 'committed' or None, not {wait!r}")
+        timeout_s = checked_timeout(timeout, self._options.timeout_s)
+        deadline = time.monotonic() + timeout_s
+        if not self._one_at_a_time.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+            raise SyncTimeoutError("another sync_weights of this session is still running")
+        try:
+            version = self._checked_version(version)
+            call = self._publish(params, version, wait, deadline)
+            if wait is None:
+                return SyncHandle(self, call, version, deadline)
+            return self._finish(call, version, deadline)
+        finally:
+            self._one_at_a_time.release()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Drains and ends the job; samplers then see JobEndedError after the last version.
+
+        Waits at most `timeout` seconds (None: the session's) until every live replica has
+        committed the last version, left, or can no longer get it. Idempotent.
+        """
+        timeout_s = checked_timeout(timeout, self._options.timeout_s)
+        if self._closed:
+            return
+        self._client.send(CloseJob(timeout_s))
+        try:
+            self._calls.raise_if_ended(0)
+            self._closing.wait(self._closing.open(0), time.monotonic() + timeout_s + GRACE_S)
+        except SyncError:
+            pass  # fenced or refused: the job is another's, and there is nothing to drain
+        self._end()
+
+    def __enter__(self) -> "TrainerSession":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._end()
+
+    def _connect(self, deadline: float) -> None:
+        """Joins the job. Blocks; on an error the session is at its end."""
+        try:
+            self._client.start(deadline)
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        self._closed = True
+        self._calls.end(SyncError("this session is closed"))
+        self._client.close()
+        self._listener.close()
+        if self._pins is not None and self._exporter is not None:
+            self._pins.close()
+            self._exporter.close()
+        if self._coordinator_process is not None:
+            self._coordinator_process.stop()
+
+    # --- one call
+
+    def _checked_version(self, version: int | None) -> int:
+        last = self._last_version
+        if version is None:
+            return 1 if last is None else last + 1
+        if isinstance(version, bool) or not hasattr(version, "__index__"):
+            raise TypeError(f"version must be an int, not {version!r}")
+        version = version.__index__()
+        if not 0 <= version < 1 << 63:
+            raise ValueError(f"version must be from 0 to 2**63 - 1, not {version}")
+        if last is not None and version <= last:
+            raise VersionError(f"version {version} does not grow: {last} was published before")
+        return version
+
+    def _publish(
+        self, params: Any, version: int, wait: str | None, deadline: float
+    ) -> Call[PublishOutcome]:
+        self._calls.raise_if_ended(self._next_call)
+        call = self._calls.open(self._next_call)
+        self._next_call += 1
+        failure: Exception | None = None
+        seconds: dict[str, float] = {}
+        try:
+            seconds = self._pin(params, version, deadline)
+            self._last_version = version
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            # A process that could not pin says so: the others of the program must not wait for it.
+            self._published[call.number] = Publish(
+                call=call.number,
+                version=version,
+                digest="" if self._manifest is None else self._manifest.digest,
+                manifest=None,
+                wait=wait,
+                min_replicas=self._min_replicas,
+                timeout_s=max(0.0, deadline - time.monotonic()),
+                seconds=seconds,
+                error="" if failure is None else type(failure).__name__,
+                text="" if failure is None else str(failure),
+            )
+            self._send_publish(call.number)
+        return call
+
+    def _send_publish(self, call: int) -> None:
+        publish = self._published[call]
+        if self._manifest is not None and not self._manifest_known:
+            publish = msgspec.structs.replace(publish, manifest=self._manifest.encoded)
+        self._client.send(publish)
+
+    def _pin(self, params: Any, version: int, deadline: float) -> dict[str, float]:
+        began = time.monotonic()
+        jax.block_until_ready(params)
+        computed = time.monotonic()
+        aliases = self._resolver.resolve(params)
+        if self._manifest is None:
+            self._manifest = aliases.manifest
+            self._exporter = Exporter(
+                aliases.directory(), peer_timeout_s=self._options.peer_timeout_s
+            )
+            self._pins = PinnedVersions(self._exporter, self._client.send)
+        elif aliases.manifest.digest != self._manifest.digest:
+            _, differences = match(self._manifest, aliases.manifest)
+            raise ManifestError(
+                "the params differ from those of the first sync_weights of this session: "
+                + ("; ".join(differences) or "their shardings have changed")
+            )
+        assert self._pins is not None
+        if not self._pins.wait_for_room(max(0.0, deadline - time.monotonic())):
+            raise SyncTimeoutError(
+                f"version {version} was not published: samplers still read versions "
+                f"{', '.join(map(str, self._pins.versions))}, and at most two are pinned at once"
+            )
+        self._pins.pin(version, aliases)
+        return {"compute": computed - began, "pin": time.monotonic() - computed}
+
+    def _finish(self, call: Call[PublishOutcome], version: int, deadline: float) -> Report:
+        decided = self._calls.wait(
+            call, deadline, past_deadline=lambda: self._client.send(GiveUp(call.number))
+        )
+        if decided is None:
+            raise SyncTimeoutError(
+                f"version {version}: nobody decided this call in time; {self._client.state}"
+            )
+        if decided.outcome.error:
+            raise errors.by_name(decided.outcome.error)(decided.outcome.text)
+        return self._report(version, decided)
+
+    def _report(self, version: int, decided: PublishOutcome) -> Report:
+        assert self._manifest is not None
+        rails: dict[str, int] = {}
+        wire_nbytes = 0
+        received = [stats for status in decided.replicas.values() for stats in status.stats]
+        for stats in received:
+            wire_nbytes += stats.wire_nbytes
+            for rail, nbytes in stats.rails.items():
+                rails[rail] = rails.get(rail, 0) + nbytes
+        return Report(
+            version=version,
+            incarnation=self.incarnation,
+            nbytes=self._manifest.nbytes,
+            wire_nbytes=wire_nbytes,
+            seconds=decided.seconds,
+            rails=rails,
+            replicas={name: status.version for name, status in decided.replicas.items()},
+            lost=tuple(decided.lost),
+            refused=decided.refused,
+        )
+
+    # --- what comes in, on other threads
+
+    def _join(self) -> JoinTrainer:
+        return JoinTrainer(
+            incarnation=self.incarnation,
+            epoch=self._epoch,
+            process_count=jax.process_count(),
+            addresses=[Address(*address) for address in self._listener.addresses],
+            straggler_timeout_s=self._straggler_timeout_s,
+            pinned=[] if self._pins is None else self._pins.versions,
+            call=min(self._calls.numbers(), default=self._next_call),
+        )
+
+    def _on_message(self, message: FromCoordinator) -> None:
+        match message:
+            case TrainerJoined():
+                self._epoch = message.epoch
+                self._manifest_known = False
+                for call in self._calls.numbers():
+                    if call in self._published:
+                        self._send_publish(call)
+            case Announced():
+                self._manifest_known = True
+                self._announced.add(message.call)
+            case Pins() if self._pins is not None:
+                self._pins.on_pins(message)
+            case PublishOutcome():
+                publish = self._published.pop(message.call, None)
+                withdrawn = message.outcome.error and message.call not in self._announced
+                if publish is not None and withdrawn and self._pins is not None:
+                    self._pins.let_go(publish.version)
+                self._announced.discard(message.call)
+                self._calls.decide(message.call, message)
+            case JobClosed():
+                self._closing.decide(0, message)
+
+    def _on_stream(self, fd: int, sink: int, rail: str) -> None:
+        # Sinks dial only after the first version was announced, which an exporter precedes.
+        assert self._exporter is not None
+        self._exporter.add_connection(fd, sink, rail)
