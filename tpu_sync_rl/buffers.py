@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from tpu_sync_rl.manifest import BoxLayout, Manifest
@@ -91,7 +92,7 @@ def _first_devices(
 
 
 def _joined(parts: list[np.ndarray], dtype: Any) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype, casting="same_kind")
+    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(dtype)
 
 
 class Aliases:
@@ -204,8 +205,8 @@ def _is_readable_in_place(part: jax.Array) -> bool:
 def _is_below_one_byte(dtype: np.dtype[Any]) -> bool:
     # DLPack knows no such elements, and JAX packs some of them.
     if jnp.issubdtype(dtype, jnp.integer):
-        return jnp.iinfo(dtype).bits < 8
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8
+        return bool(ml_dtypes.iinfo(dtype).bits < 8)
+    return jnp.issubdtype(dtype, jnp.floating) and bool(ml_dtypes.finfo(dtype).bits < 8)
 
 
 @lru_cache

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 
 MAX_RANK = 32
+MAX_ITEMSIZE = 16  # complex128
+_MAX_ELEMENTS = 2**63 // MAX_ITEMSIZE  # so that a leaf's bytes can be counted in an int64
 
 # dtype name -> FloatKind of csrc/cast.h: what `cast=True` can convert between.
 FLOAT_KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
@@ -37,9 +39,11 @@ class BoxLayout:
         return (self.shape, *(array.tobytes() for array in arrays))
 
     def boxes_of(self, process: int) -> np.ndarray:
-        """Indices of the boxes that `process` holds, ascending. shape=[n], dtype=int64"""
-        owners = np.repeat(np.arange(len(self.boxes)), np.diff(self.holder_offsets.astype(np.int64)))
-        return owners[self.holders == process]
+        """Indices of the boxes that `process` holds, ascending. shape=[n], dtype=int64."""
+        offsets = self.holder_offsets.astype(np.int64)
+        owners: np.ndarray = np.repeat(np.arange(len(self.boxes)), offsets[1:] - offsets[:-1])
+        held: np.ndarray = owners[self.holders == process]
+        return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +149,18 @@ class Manifest:
         for before, leaf in zip((None, *leaves), leaves, strict=False):
             if before is not None and before.key >= leaf.key:
                 raise ValueError(f"manifest has leaf {leaf.key!r} behind {before.key!r}")
-            if not 0 <= leaf.layout < len(layouts) or leaf.itemsize <= 0:
+            if not 0 <= leaf.layout < len(layouts) or not 0 < leaf.itemsize <= MAX_ITEMSIZE:
                 raise ValueError(f"manifest is wrong about leaf {leaf.key!r}: {leaf}")
-            if layouts[leaf.layout].shape[: len(leaf.shape)] != leaf.shape:
+            stored = layouts[leaf.layout].shape
+            is_key = leaf.dtype.startswith("key<")
+            if (stored[: len(leaf.shape)] if is_key else stored) != leaf.shape:
                 raise ValueError(f"manifest has another layout than shape for leaf {leaf.key!r}")
         return cls(leaves, layouts, wire.num_processes)
 
 
 def _layout_from(wire: _WireLayout, num_processes: int) -> BoxLayout:
     rank = len(wire.shape)
-    if rank > MAX_RANK or min(wire.shape, default=0) < 0:
+    if rank > MAX_RANK or min(wire.shape, default=0) < 0 or prod(wire.shape) >= _MAX_ELEMENTS:
         raise ValueError(f"manifest has a layout of shape {wire.shape}")
     try:
         offsets = np.frombuffer(wire.holder_offsets, "<u4").astype(np.uint32)
@@ -163,10 +169,11 @@ def _layout_from(wire: _WireLayout, num_processes: int) -> BoxLayout:
         boxes = boxes.reshape(len(offsets) - 1, rank, 2)
     except ValueError as error:
         raise ValueError(f"manifest has a broken layout: {error}") from error
-    rising = len(offsets) > 0 and offsets[0] == 0 and (np.diff(offsets.astype(np.int64)) > 0).all()
+    rising = len(offsets) > 0 and offsets[0] == 0 and (offsets[1:] > offsets[:-1]).all()
     if not rising or offsets[-1] != len(holders) or (holders >= num_processes).any():
         raise ValueError(f"manifest has wrong holders for a layout of shape {wire.shape}")
-    if ((boxes < 0) | (boxes > np.array(wire.shape, np.int64)[:, None])).any():
+    starts, stops = boxes[..., 0], boxes[..., 1]
+    if ((starts < 0) | (starts > stops) | (stops > np.array(wire.shape, np.int64))).any():
         raise ValueError(f"manifest has a box outside of shape {wire.shape}")
     return BoxLayout(tuple(wire.shape), boxes, offsets, holders)
 
@@ -192,6 +199,9 @@ def match(
         rename: from the source's keys to the sink's; keys that a mapping lacks stay as they are.
         cast: allow one float dtype to become another.
 
+    Raises:
+        TypeError: `rename` gives a key that is no str.
+
     Returns:
         The pairs in the order of `sink`, and the differences as lines for people, each with its
         key and both sides' values. The pairs hold for a plan only where there is no difference.
@@ -201,8 +211,8 @@ def match(
     for index, leaf in enumerate(source.leaves):
         key = _renamed(leaf.key, rename)
         if key in renamed:
-            other = source.leaves[renamed[key]].key
-            differences.append(f"{key!r}: both {other!r} and {leaf.key!r} are renamed to it")
+            first = source.leaves[renamed[key]].key
+            differences.append(f"{key!r}: both {first!r} and {leaf.key!r} are renamed to it")
         renamed[key] = index
     if isinstance(rename, Mapping):
         unknown = sorted(rename.keys() - {leaf.key for leaf in source.leaves})
@@ -216,27 +226,27 @@ def match(
                 "the trainer has no such leaf"
             )
             continue
-        other = source.leaves[source_leaf]
-        if other.shape != leaf.shape:
+        given = source.leaves[source_leaf]
+        if given.shape != leaf.shape:
             differences.append(
-                f"{leaf.key!r}: shape {list(other.shape)} on the trainer, "
+                f"{leaf.key!r}: shape {list(given.shape)} on the trainer, "
                 f"{list(leaf.shape)} on the sampler"
             )
         op = 0
-        if other.dtype != leaf.dtype:
-            if cast and other.float_kind and leaf.float_kind:
-                op = other.float_kind << 4 | leaf.float_kind
+        if given.dtype != leaf.dtype:
+            floats = given.float_kind > 0 and leaf.float_kind > 0
+            if cast and floats:
+                op = given.float_kind << 4 | leaf.float_kind
             else:
-                floats = other.float_kind and leaf.float_kind
                 differences.append(
-                    f"{leaf.key!r}: dtype {other.dtype} on the trainer, {leaf.dtype} on the sampler"
+                    f"{leaf.key!r}: dtype {given.dtype} on the trainer, {leaf.dtype} on the sampler"
                     + (" (cast=True would convert it)" if floats else "")
                 )
         pairs.append(Pair(source_leaf, sink_leaf, op))
     for key, index in renamed.items():
-        other = source.leaves[index]
+        given = source.leaves[index]
         differences.append(
-            f"{key!r}: the trainer has {other.dtype}{list(other.shape)}, "
+            f"{key!r}: the trainer has {given.dtype}{list(given.shape)}, "
             "the sampler has no such leaf"
         )
     return pairs, differences
@@ -245,4 +255,7 @@ def match(
 def _renamed(key: str, rename: Rename) -> str:
     if rename is None:
         return key
-    return rename.get(key, key) if isinstance(rename, Mapping) else rename(key)
+    renamed = rename.get(key, key) if isinstance(rename, Mapping) else rename(key)
+    if not isinstance(renamed, str):
+        raise TypeError(f"rename makes {renamed!r} of {key!r}, expected a str")
+    return renamed

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest
@@ -26,20 +27,24 @@ class ShardTable:
     order: tuple[int, ...]  # per leaf of the manifest its position among the leaves given
 
 
-def shard_table(keys: Sequence[str], leaves: Sequence[Any], *, wanted: bool) -> ShardTable:
+def shard_table(
+    keys: Sequence[str], leaves: Sequence[Any], *, wanted: bool, one_client: bool = False
+) -> ShardTable:
     """Describes `leaves`, jax.Arrays or ShapeDtypeStructs with a sharding.
 
     Args:
         keys: one per leaf, all different.
         leaves: what the program holds (`wanted=False`) or wants to hold (`wanted=True`).
         wanted: whether arrays like these are to be made, which takes a dtype that JAX can make.
+        one_client: whether only this process reads the table, so that leaves which each process
+            holds for itself are well-defined.
 
     Raises:
         TypeError: a leaf is no array, or is weakly typed where arrays are to be made.
         ValueError: a leaf has no sharding, or one that can't be synced; the message has its key.
     """
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    rows = [_Row.of(keys[i], leaves[i], wanted) for i in order]
+    rows = [_Row.of(keys[i], leaves[i], wanted, one_client) for i in order]
     layouts: dict[tuple[Any, ...], int] = {}
     distinct: list[BoxLayout] = []
     # Few shardings serve many leaves: each (shape, sharding) is laid out once, and two that come
@@ -88,7 +93,9 @@ class _Row:
         return (self.shape, self.extra, self.sharding)
 
     @classmethod
-    def of(cls, key: str, leaf: Any, wanted: bool) -> "_Row":
+    def of(cls, key: str, leaf: Any, wanted: bool, one_client: bool) -> "_Row":
+        if isinstance(leaf, jax.core.Tracer):
+            raise TypeError(f"leaf {key!r} is traced; weights can't be synced under jit or grad")
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             raise TypeError(
                 f"leaf {key!r} is a {type(leaf).__name__}, expected a jax.Array"
@@ -100,13 +107,14 @@ class _Row:
                 f"leaf {key!r} has no sharding; give its ShapeDtypeStruct one: "
                 "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(…)))"
             )
-        if jax.process_count() > 1 and isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        is_local = isinstance(sharding, jax.sharding.SingleDeviceSharding)
+        if is_local and jax.process_count() > 1 and not one_client:
             raise ValueError(
                 f"leaf {key!r} is held by each process for itself ({sharding}), so it has no one "
                 "global value; make it global: jax.device_put(x, NamedSharding(mesh, P()))"
             )
         extra: tuple[int, ...] = ()
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             dtype, stored = str(leaf.dtype), jax.eval_shape(jax.random.key_data, _bare(leaf))
             itemsize, extra = stored.dtype.itemsize, stored.shape[leaf.ndim :]
         else:
@@ -117,7 +125,7 @@ class _Row:
                     f"leaf {key!r} has dtype {dtype}, which JAX would make {canonical} of while "
                     "jax_enable_x64 is off"
                 )
-        if wanted and leaf.weak_type:
+        if wanted and getattr(leaf, "weak_type", False):
             raise TypeError(
                 f"leaf {key!r} is weakly typed; give it a dtype of its own: x.astype(x.dtype)"
             )
@@ -135,7 +143,7 @@ def _lay_out(row: _Row) -> tuple[BoxLayout, Mapping[jax.Device, int]]:
     except (ValueError, NotImplementedError, IndexError) as error:
         _refuse(row, error)
     shape = row.shape + row.extra
-    devices = list(indices)
+    devices: list[Any] = list(indices)
     every = np.zeros((len(devices), len(shape), 2), np.int64)  # shape=[devices, rank, 2]
     every[:, :, 1] = shape
     for i, device in enumerate(devices):

@@ -1,6 +1,6 @@
 """Pytrees as keyed leaves: leaves are matched by key, never by order."""
 
-from collections.abc import Iterable
+from collections import Counter
 from typing import Any
 
 import jax
@@ -25,12 +25,7 @@ def flatten(tree: Any) -> tuple[list[str], list[Any], jax.tree_util.PyTreeDef]:
     """
     entries, treedef = tree_flatten_with_path(tree)
     keys = [key_of(path) for path, _ in entries]
-    if len(set(keys)) != len(keys):
-        raise ValueError(f"two leaves have the same key: {_repeated(keys)}")
+    repeated = sorted(key for key, count in Counter(keys).items() if count > 1)
+    if repeated:
+        raise ValueError(f"two leaves have the same key: {', '.join(map(repr, repeated))}")
     return keys, [leaf for _, leaf in entries], treedef
-
-
-def _repeated(keys: Iterable[str]) -> str:
-    seen: set[str] = set()
-    repeated = sorted({key for key in keys if key in seen or seen.add(key)})  # type: ignore[func-returns-value]
-    return ", ".join(repr(key) for key in repeated)

@@ -1,0 +1,323 @@
+"""Host memory that holds one version of a sampler's params, and the jax.Arrays over it.
+
+Memory is pre-faulted once and used again, but only when no array lives over it: each use has a root
+object of its own, which the views under the arrays keep alive, and whose end gives the memory back.
+"""
+
+import gc
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Format
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from tpu_sync_rl._native import HostMemory
+from tpu_sync_rl.buffers import LocalShards
+from tpu_sync_rl.shard_table import ShardTable
+
+_ALIGNMENT = 64  # bytes; JAX copies what is aligned less
+_COLLECT_S = 0.2  # how often a wait for dead arrays runs the garbage collector
+_SMALL_NBYTES = 4 << 20  # blocks up to here serve results of any smaller size
+NUM_THREADS = min(8, len(os.sched_getaffinity(0)))
+
+
+@dataclass(frozen=True, slots=True)
+class _SinkLeaf:
+    """One array to make: what it is, and where each local device finds its shard."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    stored: np.dtype[Any]  # of the elements in memory: uint32 for PRNG keys
+    key_impl: Any  # what jax.random.wrap_key_data takes; None for other dtypes
+    sharding: Sharding
+    committed: bool
+    places: tuple[tuple[int, Any], ...]  # shard, and what jax.device_put takes to bring it there
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sink:
+    """What a process makes of a version's bytes: shards at fixed offsets, and arrays over them."""
+
+    shards: LocalShards
+    offsets: np.ndarray  # shape=[num_shards], dtype=uint64: bytes into the memory, aligned
+    nbytes: int
+    leaves: tuple[_SinkLeaf, ...]  # in the manifest's order
+    copied: set[int]  # leaves that device_put was seen to copy: made only of bytes that are there
+
+    @classmethod
+    def of(
+        cls, table: ShardTable, leaves: Sequence[Any], *, process: int, commit: bool = False
+    ) -> "Sink":
+        """Lays out memory for arrays like `leaves`, of which `table` was made; keeps none of them.
+
+        Arrays are committed to their devices where those of `leaves` are, or `commit` is set.
+        """
+        shards = LocalShards.of(table, process)
+        sizes = [
+            itemsize * prod(shape)
+            for itemsize, shape in zip(shards.itemsize.tolist(), shards.shapes, strict=True)
+        ]
+        aligned = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes]
+        ends = np.cumsum([0, *aligned], dtype=np.uint64)
+        shard_of = [
+            dict(zip(layout.boxes_of(process).tolist(), range(len(layout.boxes)), strict=False))
+            for layout in table.manifest.layouts
+        ]
+        made = []
+        for index, (leaf, position) in enumerate(
+            zip(table.manifest.leaves, table.order, strict=True)
+        ):
+            places = tuple(
+                (shards.first_shard[index] + shard_of[leaf.layout][box], device)
+                for device, box in table.device_boxes[index].items()
+                if device.process_index == process
+            )
+            made.append(_sink_leaf(leaves[position], places, commit))
+        return cls(shards, ends[:-1], int(ends[-1]), tuple(made), set())
+
+    def allocate(self) -> HostMemory:
+        """Memory for one version. Blocks until every page is there."""
+        return HostMemory(max(1, self.nbytes), NUM_THREADS)
+
+
+def _sink_leaf(like: Any, places: Sequence[tuple[int, jax.Device]], commit: bool) -> _SinkLeaf:
+    is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
+    layout = None if is_key else like.format.layout
+    if layout is not None and layout.major_to_minor == tuple(range(len(like.shape))):
+        layout = None
+    kind = like.sharding.memory_kind
+
+    def target(device: jax.Device) -> Any:
+        if layout is not None:
+            return Format(layout, SingleDeviceSharding(device, memory_kind=kind))
+        if kind is None or kind == device.default_memory().kind:
+            return device
+        return SingleDeviceSharding(device, memory_kind=kind)
+
+    return _SinkLeaf(
+        shape=tuple(like.shape),
+        dtype=like.dtype,
+        stored=np.dtype(np.uint32 if is_key else like.dtype),
+        key_impl=_key_impl(like.dtype) if is_key else None,
+        sharding=like.sharding,
+        committed=commit or getattr(like, "committed", True),
+        places=tuple((shard, target(device)) for shard, device in places),
+    )
+
+
+@lru_cache
+def _key_impl(dtype: Any) -> Any:
+    found: list[Any] = []
+    jax.eval_shape(
+        lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype)
+    )
+    return found[0]
+
+
+class _Root(np.ndarray):
+    """The memory of one generation. Made right over the buffer, it stays the base of its views."""
+
+
+class Generation:
+    """One use of a block of memory: bytes are put in, then arrays are handed out.
+
+    When the generation and all arrays over it are gone, the memory is free. One thread at a time.
+    """
+
+    def __init__(
+        self, sink: Sink, memory: HostMemory, on_free: Callable[[HostMemory], object]
+    ) -> None:
+        """Takes `memory`, of at least `sink.nbytes`; `on_free` gets it back, on any thread."""
+        # shape=[num_shards], dtype=uint64: where the bytes of each go, dense and row-major
+        self.sink_addresses = sink.offsets + np.uint64(memory.address)
+        self._sink = sink
+        self._root = _Root((memory.nbytes,), np.uint8, buffer=memory)
+        weakref.finalize(self._root, on_free, memory).atexit = False
+        self._arrays: list[jax.Array | None] = [None] * len(sink.leaves)
+
+    def prepare_arrays(self) -> None:
+        """Makes the arrays that alias the memory, so that handing out is quick.
+
+        Their bytes may land before, meanwhile or later. Leaves that JAX copies are left out.
+        """
+        for index, array in enumerate(self._arrays):
+            if array is None and index not in self._sink.copied:
+                self._arrays[index] = self._made(index, must_alias=True)
+
+    def arrays(self) -> list[Any]:
+        """Hands out the jax.Arrays, in the manifest's order. Call once, when all bytes are there.
+
+        Zero-copy on CPU. They keep the memory alive, and nothing may write to it any more.
+        """
+        made = [
+            self._made(index, must_alias=False) if array is None else array
+            for index, array in enumerate(self._arrays)
+        ]
+        self._arrays = []
+        return made
+
+    def _made(self, index: int, *, must_alias: bool) -> jax.Array | None:
+        leaf = self._sink.leaves[index]
+        parts = []
+        for shard, target in leaf.places:
+            view: np.ndarray = np.ndarray(
+                self._sink.shards.shapes[shard],
+                leaf.stored,
+                buffer=self._root,
+                offset=int(self._sink.offsets[shard]),
+            )
+            part = _put(view, target, leaf.committed)
+            if must_alias and not _aliases(part, int(self.sink_addresses[shard])):
+                self._sink.copied.add(index)
+                return None
+            if leaf.key_impl is not None:
+                part = jax.random.wrap_key_data(part, impl=leaf.key_impl)
+            parts.append(part)
+        if not leaf.committed:
+            return parts[0]
+        return jax.make_array_from_single_device_arrays(
+            leaf.shape, leaf.sharding, parts, dtype=leaf.dtype
+        )
+
+
+def _put(view: np.ndarray, target: Any, committed: bool) -> jax.Array:
+    part: jax.Array
+    if committed:
+        part = jax.device_put(view, target, may_alias=True)
+    else:
+        with jax.default_device(target):
+            part = jax.device_put(view, may_alias=True)
+    return part
+
+
+def _aliases(part: jax.Array, address: int) -> bool:
+    (device,) = part.devices()
+    return device.platform == "cpu" and part.unsafe_buffer_pointer() == address
+
+
+class GenerationPool:
+    """The generations of one sampler process: few blocks of memory, each used again and again.
+
+    `acquire` is for one thread; arrays may die on any.
+    """
+
+    def __init__(self, table: ShardTable, leaves: Sequence[Any], *, max_generations: int) -> None:
+        """Allocates nothing yet.
+
+        Args:
+            table: made of `leaves`, what the arrays are to be like.
+            leaves: jax.Arrays or ShapeDtypeStructs; they are not kept.
+            max_generations: most blocks that ever live.
+        """
+        self.sink = Sink.of(table, leaves, process=jax.process_index())
+        self._max_generations = max_generations
+        self._num_generations = 0
+        # Filled from destructors, which may run anywhere: SimpleQueue is made for that.
+        self._free: queue.SimpleQueue[HostMemory] = queue.SimpleQueue()
+        self._collected_at = 0.0
+        self._closed = False
+
+    def acquire(self, timeout_s: float) -> Generation | None:
+        """A generation whose memory no array uses; None where there is none within `timeout_s`.
+
+        Then the application still holds older params in all `max_generations` of them. Allocates,
+        which blocks, the first two times, and later only while older params are held.
+        """
+        deadline = time.monotonic() + timeout_s
+        memory = self._take(0.0)
+        if memory is None and self._num_generations >= 2:
+            memory = self._take_collected(0.0)
+        if memory is None and self._num_generations < self._max_generations:
+            memory = self.sink.allocate()
+            self._num_generations += 1
+        while memory is None and (left_s := deadline - time.monotonic()) > 0:
+            memory = self._take_collected(min(left_s, _COLLECT_S))
+        return None if memory is None else Generation(self.sink, memory, self._give_back)
+
+    def close(self) -> None:
+        """Gives memory back to the system: what is free now, the rest when its arrays are gone."""
+        self._closed = True
+        while self._take(0.0) is not None:
+            pass
+
+    def _take(self, timeout_s: float) -> HostMemory | None:
+        try:
+            return self._free.get(block=timeout_s > 0, timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _take_collected(self, timeout_s: float) -> HostMemory | None:
+        # An array whose last reference went while it was computed with ends at the next collection.
+        if time.monotonic() >= self._collected_at + _COLLECT_S:
+            gc.collect()
+            self._collected_at = time.monotonic()
+        return self._take(timeout_s)
+
+    def _give_back(self, memory: HostMemory) -> None:
+        if not self._closed:
+            self._free.put(memory)
+
+
+class ResultPool:
+    """Memory of dead results of one-client calls, kept for the next ones. Thread-safe.
+
+    Holds at most `TSR_POOL_NBYTES` bytes, by default twice the largest block so far.
+    """
+
+    def __init__(self) -> None:
+        # Results may die, and give memory back, while their thread is in here: hence an RLock, and
+        # no step that a block more or less would break.
+        self._lock = threading.RLock()
+        self._free: list[HostMemory] = []
+        self._largest_nbytes = 0
+        self._max_nbytes = 0
+
+    def generation(self, sink: Sink) -> Generation:
+        """A generation for `sink`, in used memory where a block fits. Blocks while it allocates.
+
+        Raises:
+            ValueError: TSR_POOL_NBYTES is no number of bytes.
+        """
+        limit = os.environ.get("TSR_POOL_NBYTES")
+        if limit is not None and not limit.isdecimal():
+            raise ValueError(f"TSR_POOL_NBYTES is {limit!r}, expected a number of bytes")
+        with self._lock:
+            memory = self._take(sink.nbytes)
+        if memory is None:
+            memory = sink.allocate()
+        with self._lock:
+            self._largest_nbytes = max(self._largest_nbytes, memory.nbytes)
+            self._max_nbytes = 2 * self._largest_nbytes if limit is None else int(limit)
+        return Generation(sink, memory, self._give_back)
+
+    def release(self) -> None:
+        """Gives the memory of dead results back to the system."""
+        with self._lock:
+            freed, self._free = self._free, []
+        del freed
+
+    def _take(self, nbytes: int) -> HostMemory | None:
+        """The smallest free block of at least `nbytes`, unless it would waste more than half."""
+        fitting = [x for x in self._free if nbytes <= x.nbytes <= max(2 * nbytes, _SMALL_NBYTES)]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda memory: memory.nbytes)
+        self._free = [memory for memory in self._free if memory is not best]
+        return best
+
+    def _give_back(self, memory: HostMemory) -> None:
+        with self._lock:
+            self._free.append(memory)
+            while self._free and sum(x.nbytes for x in self._free) > self._max_nbytes:
+                del self._free[:1]
