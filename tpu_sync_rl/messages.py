@@ -1,15 +1,15 @@
 """What the programs of a job and its coordinator say to each other, as typed structs.
 
 Every client process keeps one bidirectional gRPC stream to the coordinator. It opens with a mutual
-handshake (`Greeting`, `Proof`, `Credentials`), then one `JoinTrainer` or `JoinSampler`; after that
-both sides send the structs below whenever they have something to say. A broken stream is opened
-again by the client, whose join then carries what it holds, so that the coordinator needs no disk.
+handshake (`Greeting`, `Challenge`, `Credentials`, `Proof`), then one `JoinTrainer` or
+`JoinSampler`; after that both sides send the structs below whenever they have something to say. A
+broken stream is opened again by the client, whose join then carries what it holds, so that the
+coordinator needs no disk. Around such a break a message may come twice: each side takes the second
+one for the first.
 
 Versions are ints within an *incarnation* (a random hex id). A *sink* is the id that the coordinator
 gives to one sampler process for one connection of its session; it names chunk tables and pins.
 """
-
-from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -67,7 +67,9 @@ class Outcome(Struct, frozen=True):
 # --- handshake: the same for both roles
 
 
-class Greeting(Message):
+class Greeting(Message, frozen=True):
+    """Who dials, in the clear, with the dialler's nonce."""
+
     role: str  # "trainer" or "sampler"
     job: str
     name: str  # a trainer's incarnation, a sampler's replica
@@ -75,16 +77,25 @@ class Greeting(Message):
     nonce: bytes
 
 
-class Proof(Message):
+class Challenge(Message, frozen=True):
+    """The coordinator's nonce."""
+
     nonce: bytes
+
+
+class Credentials(Message, frozen=True):
+    """The dialler's proof that it knows the token."""
+
     mac: bytes
 
 
-class Credentials(Message):
+class Proof(Message, frozen=True):
+    """The coordinator's own proof, for a client that has given its credentials."""
+
     mac: bytes
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """The coordinator's last word before it ends the stream: `error` as in `Outcome`."""
 
     error: str
@@ -94,7 +105,9 @@ class Refused(Message):
 # --- trainer to coordinator
 
 
-class JoinTrainer(Message):
+class JoinTrainer(Message, frozen=True):
+    """A trainer process opens a stream, for the first time or again."""
+
     incarnation: str
     epoch: int  # 0 at first; then what `TrainerJoined` gave, so that a rejoin is not a new life
     process_count: int
@@ -104,7 +117,7 @@ class JoinTrainer(Message):
     call: int  # number of the next call
 
 
-class Publish(Message):
+class Publish(Message, frozen=True):
     """A process has pinned `version` and is ready for it to be announced.
 
     Call `call` is complete when every process of the program has sent it. `manifest` comes with
@@ -123,13 +136,13 @@ class Publish(Message):
     text: str
 
 
-class GiveUp(Message):
+class GiveUp(Message, frozen=True):
     """The deadline of call `call` passed in this process: decide it now."""
 
     call: int
 
 
-class PinsKept(Message):
+class PinsKept(Message, frozen=True):
     """Answer to `Pins` with `ask`: whether every leaf of the version could be pinned (again)."""
 
     version: int
@@ -137,7 +150,7 @@ class PinsKept(Message):
     kept: bool
 
 
-class CloseJob(Message):
+class CloseJob(Message, frozen=True):
     """A clean end: drain for at most `timeout_s`, then `JobClosed`."""
 
     timeout_s: float
@@ -146,18 +159,20 @@ class CloseJob(Message):
 # --- coordinator to trainer
 
 
-class TrainerJoined(Message):
+class TrainerJoined(Message, frozen=True):
+    """The coordinator's answer; what it knows and the process may have missed follows."""
+
     epoch: int
 
 
-class Announced(Message):
+class Announced(Message, frozen=True):
     """All processes have pinned `version` and samplers are told of it."""
 
     call: int
     version: int
 
 
-class Pins(Message):
+class Pins(Message, frozen=True):
     """The sinks that may still read `version`: the complete list, empty when it can be let go.
 
     With `ask` other than 0 the receiver takes leaves that it dropped again where their arrays
@@ -169,7 +184,7 @@ class Pins(Message):
     ask: int
 
 
-class PublishOutcome(Message):
+class PublishOutcome(Message, frozen=True):
     """The end of call `call`."""
 
     call: int
@@ -180,14 +195,16 @@ class PublishOutcome(Message):
     refused: dict[str, str]
 
 
-class JobClosed(Message):
-    pass
+class JobClosed(Message, frozen=True):
+    """The job has ended cleanly, and with it this incarnation."""
 
 
 # --- sampler to coordinator
 
 
-class JoinSampler(Message):
+class JoinSampler(Message, frozen=True):
+    """A sampler process opens a stream, for the first time or again."""
+
     life: str  # random id of this run of the replica's program, equal in its processes
     process_count: int
     sink: int  # 0 at first; then what `SamplerJoined` gave
@@ -197,31 +214,33 @@ class JoinSampler(Message):
     outcomes: list["SamplerOutcome"]  # decisions heard of that a restarted coordinator must keep
 
 
-class Admit(Message):
+class Admit(Message, frozen=True):
     """The manifest `digest` fits what this process wants."""
 
     digest: str
 
 
-class Refuse(Message):
+class Refuse(Message, frozen=True):
     """The manifest `digest` does not fit; `text` names every difference."""
 
     digest: str
     text: str
 
 
-class RefusalTaken(Message):
+class RefusalTaken(Message, frozen=True):
+    """The process has heard `ReplicaRefused`."""
+
     digest: str
 
 
-class Prepared(Message):
+class Prepared(Message, frozen=True):
     """Every byte of `held` that this process needs is verified."""
 
     held: Held
     stats: ProcessStats
 
 
-class FetchFailed(Message):
+class FetchFailed(Message, frozen=True):
     """The transfer of `held` ended without success; `error`/`text` as in `Outcome`."""
 
     held: Held
@@ -229,8 +248,8 @@ class FetchFailed(Message):
     text: str
 
 
-class Take(Message):
-    """This process has entered its call number `call`. Process 0's arguments count."""
+class Take(Message, frozen=True):
+    """The process has entered its call number `call`. Process 0's arguments count."""
 
     call: int
     min_version: int | None
@@ -238,25 +257,30 @@ class Take(Message):
     timeout_s: float
 
 
-class Took(Message):
-    """This process has returned or raised the outcome of `call`."""
+class Took(Message, frozen=True):
+    """The process has returned or raised the outcome of `call`."""
 
     call: int
 
 
-class Leave(Message):
+class Leave(Message, frozen=True):
     """A clean goodbye, of either role."""
 
 
 # --- coordinator to sampler
 
 
-class SamplerJoined(Message):
+class SamplerJoined(Message, frozen=True):
+    """The coordinator's answer; what it knows and the process may have missed follows."""
+
     sink: int
 
 
-class TrainerUp(Message):
-    """A trainer incarnation and where its processes (list index) serve data."""
+class TrainerUp(Message, frozen=True):
+    """A trainer incarnation and where its processes (list index) serve data.
+
+    Answered each time that it comes, by `Admit` or `Refuse`.
+    """
 
     incarnation: str
     digest: str
@@ -264,25 +288,33 @@ class TrainerUp(Message):
     sources: list[list[Address]]
 
 
-class Latest(Message):
+class Latest(Message, frozen=True):
     """The newest announced version."""
 
     held: Held
 
 
-class Fetch(Message):
-    """Receive `held`, in all processes of the replica. What was prepared and not taken is given up."""
+class Fetch(Message, frozen=True):
+    """Receive `held`, in all processes of the replica.
+
+    What else was prepared and not taken is given up. Answered by `Prepared` or `FetchFailed`; a
+    process that holds `held` already answers at once, one that is receiving it goes on.
+    """
 
     held: Held
 
 
-class Abandon(Message):
-    """Stop receiving `held`: another process of the replica failed, or its lease ended."""
+class Abandon(Message, frozen=True):
+    """Stop receiving `held`: another process of the replica failed, or its lease ended.
+
+    Not answered. A process that has prepared it keeps it until the next `Fetch`, which may well
+    be for the same version.
+    """
 
     held: Held
 
 
-class SamplerOutcome(Message):
+class SamplerOutcome(Message, frozen=True):
     """The decision on call `call`, for every process of the replica."""
 
     call: int
@@ -290,14 +322,14 @@ class SamplerOutcome(Message):
     stats: list[ProcessStats]  # of the version taken, one per process
 
 
-class ReplicaRefused(Message):
+class ReplicaRefused(Message, frozen=True):
     """Some process of this replica refused the manifest; to be answered by `RefusalTaken`."""
 
     digest: str
     text: str
 
 
-class JobEnded(Message):
+class JobEnded(Message, frozen=True):
     """No version comes any more: calls from number `call` on raise `JobEndedError`."""
 
     call: int
@@ -323,7 +355,8 @@ ToCoordinator = (
     | Leave
 )
 FromCoordinator = (
-    Proof
+    Challenge
+    | Proof
     | Refused
     | TrainerJoined
     | Announced
@@ -340,7 +373,8 @@ FromCoordinator = (
     | JobEnded
 )
 
-M = TypeVar("M", bound=Message)
+SESSION_METHOD = "/tpu_sync_rl.Coordinator/Session"
+MAX_MESSAGE_NBYTES = 512 << 20
 
 _encoder = msgspec.msgpack.Encoder()
 _to_coordinator = msgspec.msgpack.Decoder(ToCoordinator)
@@ -360,3 +394,8 @@ def decode_to_coordinator(data: bytes) -> ToCoordinator:
 def decode_from_coordinator(data: bytes) -> FromCoordinator:
     """The message that the coordinator sent. Raises msgspec.DecodeError for anything else."""
     return _from_coordinator.decode(data)
+
+
+def identity(greeting: Greeting) -> tuple[str | int, ...]:
+    """What both proofs of a handshake cover besides the nonces."""
+    return ("control", greeting.role, greeting.job, greeting.name, greeting.process_index)

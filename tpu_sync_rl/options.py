@@ -25,6 +25,7 @@ class Options:
         peer_timeout_s: after this long without a sign of life a peer is lost.
         same_host: "auto", or "tcp" to use no shortcut between processes of one host.
         insecure: listen beyond loopback without a token.
+        trace: file for a Chrome trace of the stages of each sync.
     """
 
     job: str
@@ -37,6 +38,7 @@ class Options:
     peer_timeout_s: float
     same_host: str
     insecure: bool
+    trace: str | None
 
     @classmethod
     def checked(
@@ -52,6 +54,7 @@ class Options:
         peer_timeout: float,
         same_host: str,
         insecure: bool,
+        trace: str | os.PathLike[str] | None,
     ) -> "Options":
         """The options as a user gave them to `connect_*`, each held against what it may be.
 
@@ -79,6 +82,7 @@ class Options:
             peer_timeout_s=float(peer_timeout),
             same_host=same_host,
             insecure=bool(insecure),
+            trace=None if trace is None else os.fspath(trace),
         )
 
 
@@ -128,6 +132,11 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"coordinator must be 'host:port', not {address!r}")
     return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The address that `split_address` takes apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

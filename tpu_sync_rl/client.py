@@ -1,0 +1,305 @@
+"""A process's stream to the coordinator: dialled, proved, joined, and dialled again when lost."""
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TypeVar
+
+import grpc
+import msgspec
+
+from tpu_sync_rl import authentication, errors
+from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
+from tpu_sync_rl.messages import (
+    MAX_MESSAGE_NBYTES,
+    SESSION_METHOD,
+    Challenge,
+    Credentials,
+    FromCoordinator,
+    Greeting,
+    JoinSampler,
+    JoinTrainer,
+    Leave,
+    Message,
+    Proof,
+    Refused,
+    SamplerJoined,
+    TrainerJoined,
+    decode_from_coordinator,
+    encode,
+    identity,
+)
+from tpu_sync_rl.options import Options
+
+M = TypeVar("M", bound=Message)
+_Outbox = SimpleQueue[bytes | None]
+
+_FIRST_REDIAL_S = 0.1
+_MOST_REDIAL_S = 1.0
+_GOODBYE_S = 0.5
+
+
+class CoordinatorClient:
+    """One process's stream to the coordinator, for as long as its session lives.
+
+    A thread of its own dials, reads and calls back; a stream that breaks is dialled again until
+    `close`. `send`, `finish` and `close` may be called from any thread, also within a callback;
+    no lock of the client is held while a callback runs.
+
+    Args:
+        address: "host:port" of the coordinator.
+        options: those of the session; job, token and peer_timeout_s count here.
+        role: "trainer" or "sampler".
+        name: a trainer's incarnation, a sampler's replica.
+        process_index: of this process in its program.
+        join: makes the message that opens each stream, with what this process holds then. What is
+            sent after it began to run follows it on the stream, so nothing falls in between; what
+            it speaks for may be sent as well.
+        on_message: gets every message from `TrainerJoined` or `SamplerJoined` on, in order. When
+            one of those two comes, a session sends again whatever its join does not carry.
+        on_refused: gets the coordinator's last word if it refuses this process after `start`; no
+            other callback follows.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        options: Options,
+        *,
+        role: str,
+        name: str,
+        process_index: int,
+        join: Callable[[], JoinTrainer | JoinSampler],
+        on_message: Callable[[FromCoordinator], None],
+        on_refused: Callable[[SyncError], None],
+    ) -> None:
+        self._address = address
+        self._token = options.token
+        self._channel_options = _channel_options(options.peer_timeout_s)
+        self._greeting = Greeting(role, options.job, name, process_index, b"")
+        self._join = join
+        self._on_message = on_message
+        self._on_refused = on_refused
+        self._changed = threading.Condition()
+        # All below is guarded by _changed.
+        self._outbox: _Outbox | None = None  # where messages go once the join is in it
+        self._early: list[bytes] | None = None  # where they go while the join is being made
+        self._stream: grpc.Call | None = None
+        self._joined_once = False
+        self._over = False  # closed, or there is no use in dialling again
+        self._refusal: SyncError | None = None
+        self._state = "not dialled yet"
+        self._thread = threading.Thread(target=self._run, name="tsr-coordinator", daemon=True)
+        self._at_exit = _CloseAtExit(self)
+
+    @property
+    def state(self) -> str:
+        """How the stream is doing, for the text of an error."""
+        with self._changed:
+            return f"coordinator {self._address}: {self._state}"
+
+    def start(self, deadline: float) -> None:
+        """Dials until the coordinator takes this process in. Call once; blocks.
+
+        Args:
+            deadline: on the clock of `time.monotonic`.
+
+        Raises:
+            SyncTimeoutError: nobody answered at the address by then; says what was the matter.
+            AuthError: the coordinator refused our token, or could not prove that it has it.
+            SyncError: the coordinator refused this process, as the class that it named.
+        """
+        atexit.register(self._at_exit)
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._joined_once or self._over,
+                min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX),
+            )
+            joined, refusal = self._joined_once, self._refusal
+        if joined:
+            return
+        failure = self.state
+        self.close()
+        raise refusal or SyncTimeoutError(f"no coordinator answered in time; {failure}")
+
+    def send(self, message: Message) -> None:
+        """Queues a message and returns at once. While there is no stream it is dropped.
+
+        The next join then speaks for it, or the session sends it again when it has joined.
+        """
+        data = encode(message)
+        with self._changed:
+            if self._outbox is not None:
+                self._outbox.put(data)
+            elif self._early is not None:
+                self._early.append(data)
+
+    def finish(self) -> None:
+        """Says that nothing more is needed: a stream that ends is not dialled again."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Says goodbye and ends the stream and the thread, within a second or so. Idempotent."""
+        self.send(Leave())
+        self.finish()
+        with self._changed:
+            if self._outbox is not None:
+                self._outbox.put(None)
+            self._outbox = self._early = None
+        atexit.unregister(self._at_exit)
+        if not self._thread.is_alive() or threading.current_thread() is self._thread:
+            return
+        # The coordinator ends the stream when it has read the goodbye.
+        self._thread.join(_GOODBYE_S)
+        with self._changed:
+            stream = self._stream
+        if stream is not None:
+            stream.cancel()
+        self._thread.join(_GOODBYE_S)
+
+    def _run(self) -> None:
+        redial_s = _FIRST_REDIAL_S
+        while True:
+            with self._changed:
+                self._state = "no answer yet"
+            refusal, failure = None, "it ended the stream"
+            try:
+                joined = self._hold_stream()
+            except grpc.RpcError as error:
+                joined, failure = self._is_joined(), _describe(error)
+            except msgspec.DecodeError as error:
+                joined, failure = self._is_joined(), f"it does not speak our protocol: {error}"
+            except SyncError as error:
+                refusal = error
+            except Exception as error:  # a callback's bug has to end calls, not to hang them
+                refusal = SyncError(f"{type(error).__name__}: {error}")
+            with self._changed:
+                self._outbox = self._early = self._stream = None
+                over, self._over = self._over, self._over or refusal is not None
+                joined_once, self._refusal = self._joined_once, refusal
+                self._state = failure if refusal is None else str(refusal)
+                self._changed.notify_all()
+            if over:
+                return
+            if refusal is not None:
+                if joined_once:
+                    self._on_refused(refusal)
+                return
+            redial_s = _FIRST_REDIAL_S if joined else min(2 * redial_s, _MOST_REDIAL_S)
+            with self._changed:
+                if self._changed.wait_for(lambda: self._over, redial_s):
+                    return
+
+    def _is_joined(self) -> bool:
+        with self._changed:
+            return self._outbox is not None
+
+    def _hold_stream(self) -> bool:
+        """Dials once and reads until the stream ends; whether it had joined.
+
+        Raises:
+            SyncError: the coordinator refused this process, or could not prove itself.
+            grpc.RpcError, msgspec.DecodeError: the stream broke.
+        """
+        outbox: _Outbox = SimpleQueue()
+        with grpc.insecure_channel(self._address, self._channel_options) as channel:
+            stream = channel.stream_stream(SESSION_METHOD)(iter(outbox.get, None))
+            with self._changed:
+                self._stream = stream
+                if self._over:
+                    return False
+            try:
+                self._prove(stream, outbox)
+                self._send_join(outbox)
+                for data in stream:
+                    message = decode_from_coordinator(data)
+                    if isinstance(message, Refused):
+                        raise errors.by_name(message.error)(message.text)
+                    self._on_message(message)
+                    if isinstance(message, TrainerJoined | SamplerJoined):
+                        with self._changed:
+                            self._joined_once = True
+                            self._state = "connected"
+                            self._changed.notify_all()
+                return self._is_joined()
+            finally:
+                outbox.put(None)
+                stream.cancel()
+
+    def _prove(self, stream: grpc.Call, outbox: _Outbox) -> None:
+        """The mutual handshake. Raises what `_hold_stream` raises."""
+        nonce = authentication.new_nonce()
+        greeting = msgspec.structs.replace(self._greeting, nonce=nonce)
+        outbox.put(encode(greeting))
+        nonces = (nonce, _expect(stream, Challenge).nonce)
+        if len(nonces[1]) != authentication.NONCE_NBYTES:
+            raise msgspec.DecodeError(f"a nonce of {len(nonces[1])} bytes")
+        mac = authentication.mac(self._token, "dialler", nonces, identity(greeting))
+        outbox.put(encode(Credentials(mac)))
+        proof = _expect(stream, Proof).mac
+        expected = authentication.mac(self._token, "listener", nonces, identity(greeting))
+        if not authentication.matches(proof, expected):
+            raise AuthError(f"the coordinator at {self._address} does not have our token")
+
+    def _send_join(self, outbox: _Outbox) -> None:
+        with self._changed:
+            self._early = []
+        join = encode(self._join())
+        with self._changed:
+            if self._over:
+                return
+            outbox.put(join)
+            for data in self._early or ():
+                outbox.put(data)
+            self._outbox, self._early = outbox, None
+
+
+class _CloseAtExit:
+    """Closes a client that is still open when the interpreter exits, without keeping it alive."""
+
+    def __init__(self, client: CoordinatorClient) -> None:
+        self._client = weakref.ref(client)
+
+    def __call__(self) -> None:
+        client = self._client()
+        if client is not None:
+            client.close()
+
+
+def _expect(stream: grpc.Call, kind: type[M]) -> M:
+    """The next message, which has to be a `kind`."""
+    data = next(stream, None)
+    if data is None:
+        raise msgspec.DecodeError(f"the stream ended in place of {kind.__name__}")
+    message = decode_from_coordinator(data)
+    if isinstance(message, Refused):
+        raise errors.by_name(message.error)(message.text)
+    if not isinstance(message, kind):
+        raise msgspec.DecodeError(f"{type(message).__name__} in place of {kind.__name__}")
+    return message
+
+
+def _channel_options(peer_timeout_s: float) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
+        ("grpc.keepalive_time_ms", int(1000 * peer_timeout_s / 3)),
+        ("grpc.keepalive_timeout_ms", int(1000 * peer_timeout_s / 2)),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+        # A pool that is shared would keep the long pauses of earlier attempts to connect.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def _describe(error: grpc.RpcError) -> str:
+    if not isinstance(error, grpc.Call):
+        return str(error)
+    return f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
