@@ -1,0 +1,98 @@
+#include "host_memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#ifndef MADV_POPULATE_WRITE  // since Linux 5.14
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace tsr {
+namespace {
+
+constexpr size_t kHugePageNbytes = size_t{2} << 20;
+
+size_t RoundUp(size_t nbytes) {
+  return std::max(kHugePageNbytes, (nbytes + kHugePageNbytes - 1) & ~(kHugePageNbytes - 1));
+}
+
+Status SystemError(const char* what, size_t nbytes, int error) {
+  return Status(Code::kSystem, std::string(what) + " of " + std::to_string(nbytes) +
+                                   " bytes of host memory: " + std::strerror(error));
+}
+
+// Maps memory that begins on a huge page, by cutting off both ends of a larger mapping.
+void* MapAligned(size_t nbytes) {
+  const size_t mapped = nbytes + kHugePageNbytes;
+  void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<uint8_t*>(base);
+  const size_t head = -reinterpret_cast<uintptr_t>(begin) % kHugePageNbytes;
+  if (head > 0) munmap(begin, head);
+  if (head < kHugePageNbytes) munmap(begin + head + nbytes, kHugePageNbytes - head);
+  return begin + head;
+}
+
+// Makes every page present. Returns 0 or an errno.
+int Populate(uint8_t* data, size_t nbytes) {
+  int result;
+  do {
+    result = madvise(data, nbytes, MADV_POPULATE_WRITE);
+  } while (result != 0 && (errno == EINTR || errno == EAGAIN));
+  if (result == 0) return 0;
+  if (errno != EINVAL) return errno;
+  const auto page_nbytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  for (size_t offset = 0; offset < nbytes; offset += page_nbytes) {
+    static_cast<volatile uint8_t*>(data)[offset] = 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Status HostMemory::Allocate(size_t nbytes, int num_threads, std::unique_ptr<HostMemory>* out) {
+  if (nbytes > SIZE_MAX / 2) return SystemError("mmap", nbytes, ENOMEM);
+  const size_t mapped = RoundUp(nbytes);
+  void* data = MapAligned(mapped);
+  if (data == nullptr) return SystemError("mmap", mapped, errno);
+  std::unique_ptr<HostMemory> memory(new HostMemory(static_cast<uint8_t*>(data), nbytes));
+  // A kernel without huge pages refuses; small pages do as well, only slower.
+  (void)madvise(data, mapped, MADV_HUGEPAGE);
+
+  // Threads take 64 MiB at a time, for a kernel zeroes some pages much faster than others.
+  constexpr size_t kStepNbytes = 32 * kHugePageNbytes;
+  std::atomic<size_t> next{0};
+  std::atomic<int> error{0};
+  const auto populate = [&] {
+    while (error == 0) {
+      const size_t offset = next.fetch_add(kStepNbytes);
+      if (offset >= mapped) return;
+      if (const int failed =
+              Populate(memory->data_ + offset, std::min(kStepNbytes, mapped - offset))) {
+        error = failed;
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 1; i < num_threads && i * kStepNbytes < mapped; ++i)
+      threads.emplace_back(populate);
+    populate();
+  }
+  if (error != 0) return SystemError("MADV_POPULATE_WRITE", mapped, error);
+  *out = std::move(memory);
+  return Status();
+}
+
+HostMemory::~HostMemory() { munmap(data_, RoundUp(nbytes_)); }
+
+}  // namespace tsr
