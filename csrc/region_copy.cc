@@ -45,10 +45,10 @@ void RunRow(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t*
 
 #if defined(__x86_64__)
 
-constexpr int64_t kStreamNbytes = 4096;
+constexpr int64_t kStreamNbytes = 32 << 10;
 
-// Copies past the cache, so that the lines of the sink are not read before they are overwritten.
-// Below kStreamNbytes it loses.
+// Copies past the cache: the sink's lines are not read before they are overwritten. Runs of 64 KiB:
+// 20 against 17.5 GB/s, 1 MiB: 26 against 20; 16 KiB: 12 against 16 (2-core Zen 5 VM, 2026-11-29).
 void StreamRow(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t* to,
                int64_t to_stride, int64_t count) {
   constexpr int64_t kLine = 64;
@@ -166,20 +166,37 @@ void ForEach(std::span<const Dim> dims, const uint8_t* from, uint8_t* to, const 
   }
 }
 
-// Moves a plane that the source walks along `inner` and the sink along `row`, in blocks of a few
-// cache lines on either side.
+// Moves a plane that the source walks along `inner` and the sink along `row`, block by block. A
+// block's bytes are first brought together: the lines of both sides are then touched only once,
+// where a stride that is a multiple of a page would throw them out of the cache half done.
 void MovePlane(const Unit& unit, Row move, const Dim& row, const Dim& inner, const uint8_t* from,
                uint8_t* to) {
-  constexpr int64_t kBlockNbytes = 64;
-  const int64_t row_step = std::max<int64_t>(kBlockNbytes / unit.to_nbytes, 1);
-  const int64_t inner_step = std::max<int64_t>(kBlockNbytes / unit.from_nbytes, 1);
-  for (int64_t r = 0; r < row.extent; r += row_step) {
-    const int64_t count = std::min(row.extent - r, row_step);
-    for (int64_t block = 0; block < inner.extent; block += inner_step) {
-      const int64_t end = std::min(inner.extent, block + inner_step);
-      for (int64_t i = block; i < end; ++i) {
-        move(unit, from + r * row.from_stride + i * inner.from_stride, row.from_stride,
-             to + r * row.to_stride + i * inner.to_stride, row.to_stride, count);
+  constexpr int64_t kRowNbytes = 256;
+  constexpr int64_t kInnerNbytes = 256;
+  constexpr int64_t kPitch = kInnerNbytes + 64;
+  std::array<uint8_t, kRowNbytes * kPitch> block;
+  const int64_t most_rows = kRowNbytes / unit.to_nbytes;
+  const int64_t most_inner = kInnerNbytes / unit.from_nbytes;
+  const Row pack = CopyRowOf(unit.from_nbytes);
+  for (int64_t r = 0; r < row.extent; r += most_rows) {
+    const int64_t num_rows = std::min(row.extent - r, most_rows);
+    for (int64_t i = 0; i < inner.extent; i += most_inner) {
+      const int64_t num_inner = std::min(inner.extent - i, most_inner);
+      const uint8_t* source = from + r * row.from_stride + i * inner.from_stride;
+      for (int64_t k = 0; k < num_rows; ++k) {
+        uint8_t* packed = block.data() + k * kPitch;
+        if (inner.from_stride == unit.from_nbytes) {
+          std::memcpy(packed, source + k * row.from_stride,
+                      static_cast<size_t>(num_inner * unit.from_nbytes));
+        } else {
+          pack(unit, source + k * row.from_stride, inner.from_stride, packed, unit.from_nbytes,
+               num_inner);
+        }
+      }
+      uint8_t* sink = to + r * row.to_stride + i * inner.to_stride;
+      for (int64_t k = 0; k < num_inner; ++k) {
+        move(unit, block.data() + k * unit.from_nbytes, kPitch, sink + k * inner.to_stride,
+             row.to_stride, num_rows);
       }
     }
   }

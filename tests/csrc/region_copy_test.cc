@@ -122,8 +122,21 @@ TEST(CopyRegionTest, CastsLikeAnElementLoop) {
   }
 }
 
+TEST(CopyRegionTest, TransposesPlanesLargerThanABlock) {
+  for (int64_t itemsize : {1, 2, 4, 8, 16, 24}) {
+    const std::vector<int64_t> extents = {300, 2, 270};
+    const Side from = Side::Make(itemsize, extents, true, itemsize == 4);
+    const Side to{{itemsize, 300 * 270 * itemsize, 300 * itemsize}, 300 * 2 * 270 * itemsize};
+    ASSERT_NO_FATAL_FAILURE(ExpectCopies(Op(), itemsize, extents, from, to));
+  }
+  const std::vector<int64_t> extents = {300, 270};
+  const Side from = Side::Make(4, extents, true, false);
+  ExpectCopies(Op::Cast(FloatKind::kF32, FloatKind::kBF16), 4, extents, from,
+               Side{{2, 600}, 300 * 270 * 2});
+}
+
 TEST(CopyRegionTest, CopiesLongRunsAtAnyAlignment) {
-  for (int64_t run : {4095, 4096, 4097, 5000, 70'001}) {
+  for (int64_t run : {32'767, 32'768, 32'769, 70'001}) {
     for (int64_t misalignment : {0, 1, 33, 63}) {
       const std::vector<uint8_t> source = RandomBytes(3 * run + 64);
       std::vector<uint8_t> sink = RandomBytes(4 * run + 64);
