@@ -213,7 +213,8 @@ bool Op::valid() const {
 
 int64_t ItemsizeOf(FloatKind kind) {
   constexpr std::array<int64_t, kNumKinds> kItemsizes = {0, 2, 2, 4, 8, 1, 1};
-  return kItemsizes[static_cast<size_t>(kind)];
+  const auto index = static_cast<size_t>(kind);
+  return index < kItemsizes.size() ? kItemsizes[index] : 0;
 }
 
 void CastRun(Op op, const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t count) {

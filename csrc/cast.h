@@ -40,7 +40,7 @@ class Op {
   uint8_t code_ = 0;
 };
 
-// Bytes of one element; 0 for kNone.
+// Bytes of one element; 0 for kNone and for a value that is no kind.
 int64_t ItemsizeOf(FloatKind kind);
 
 // Converts `count` elements of op.from() at `from`, `from_stride` bytes apart, into dense elements

@@ -70,31 +70,27 @@ Status FindMeetings(const LayoutIndex& source, const LayoutIndex& sink,
   return Status();
 }
 
-// Joins boxes that touch along one dimension and agree in all others, dimension by dimension.
-void JoinTouching(std::vector<Box>* boxes) {
-  const int rank = static_cast<int>(boxes->front().size() / 2);
-  for (int dim = rank - 1; dim >= 0; --dim) {
-    // Boxes that agree in all other dimensions become neighbours.
-    const auto without = [dim](Box box) {
-      box[2 * dim] = box[2 * dim + 1] = 0;
-      return box;
-    };
-    std::sort(boxes->begin(), boxes->end(), [&](const Box& a, const Box& b) {
-      const Box others_a = without(a), others_b = without(b);
-      return others_a != others_b ? others_a < others_b : a[2 * dim] < b[2 * dim];
-    });
-    std::vector<Box> joined;
-    for (Box& box : *boxes) {
-      if (!joined.empty() && joined.back()[2 * dim + 1] == box[2 * dim] &&
-          without(joined.back()) == without(box)) {
-        joined.back()[2 * dim + 1] = box[2 * dim + 1];
-      } else {
-        joined.push_back(std::move(box));
-      }
+// Joins boxes that touch along `dim` and agree in all other dimensions.
+void JoinAlong(int dim, std::vector<Box>* boxes) {
+  const auto without = [dim](Box box) {
+    box[2 * dim] = box[2 * dim + 1] = 0;
+    return box;
+  };
+  // Boxes that agree in all other dimensions become neighbours.
+  std::sort(boxes->begin(), boxes->end(), [&](const Box& a, const Box& b) {
+    const Box others_a = without(a), others_b = without(b);
+    return others_a != others_b ? others_a < others_b : a[2 * dim] < b[2 * dim];
+  });
+  std::vector<Box> joined;
+  for (Box& box : *boxes) {
+    if (!joined.empty() && joined.back()[2 * dim + 1] == box[2 * dim] &&
+        without(joined.back()) == without(box)) {
+      joined.back()[2 * dim + 1] = box[2 * dim + 1];
+    } else {
+      joined.push_back(std::move(box));
     }
-    *boxes = std::move(joined);
   }
-  std::sort(boxes->begin(), boxes->end());
+  *boxes = std::move(joined);
 }
 
 // What one source box gives to its sink boxes, as few disjoint boxes in row-major order.
@@ -116,7 +112,11 @@ std::vector<Box> JoinMeetings(const LayoutIndex& source, const LayoutIndex& sink
   }
   // Disjoint parts that fill their hull are one box.
   if (VolumeOf(hull) == volume) return {hull};
-  JoinTouching(&parts);
+  for (size_t num_before = 0; num_before != parts.size();) {
+    num_before = parts.size();
+    for (int dim = RankOf(hull) - 1; dim >= 0; --dim) JoinAlong(dim, &parts);
+  }
+  std::sort(parts.begin(), parts.end());
   return parts;
 }
 

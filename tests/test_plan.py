@@ -34,7 +34,9 @@ def layout(shape, held) -> BoxLayout:
     boxes = np.array(sorted(held), np.int64).reshape(len(held), len(shape), 2)
     holders = [sorted(held[box]) for box in sorted(held)]
     offsets = np.cumsum([0, *map(len, holders)]).astype(np.uint32)
-    return BoxLayout(tuple(shape), boxes, offsets, np.array([*itertools.chain(*holders)], np.uint32))
+    return BoxLayout(
+        tuple(shape), boxes, offsets, np.array([*itertools.chain(*holders)], np.uint32)
+    )
 
 
 def manifest(layouts, *, dtype="float32", itemsize=4, num_processes=8) -> Manifest:
