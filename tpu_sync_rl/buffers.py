@@ -103,11 +103,12 @@ class Aliases:
     copied to the host. Not thread-safe: one thread at a time, any one.
     """
 
-    def __init__(self, manifest: Manifest, shards: LocalShards, arrays: Sequence[Any]) -> None:
+    def __init__(
+        self, manifest: Manifest, shards: LocalShards, arrays: Sequence[jax.Array]
+    ) -> None:
         """Pins `arrays`, computed ones, in the order of `manifest`; keeps no reference to them.
 
         Raises:
-            TypeError: a leaf is no jax.Array; the message has its key.
             ValueError: a leaf is deleted, or lies in memory in tiles; the message has its key.
         """
         self.manifest = manifest
@@ -117,8 +118,6 @@ class Aliases:
         self._pins: dict[int, list[Any]] = {}  # leaf -> what keeps its shards
         self._arrays: list[weakref.ref[jax.Array]] = []
         for index, (leaf, array) in enumerate(zip(manifest.leaves, arrays, strict=True)):
-            if not isinstance(array, jax.Array):
-                raise TypeError(f"leaf {leaf.key!r} is a {type(array).__name__}, not a jax.Array")
             self._arrays.append(weakref.ref(array))
             try:
                 self._take(index, array)
@@ -250,10 +249,21 @@ class AliasResolver:
             self._table = shard_table(keys, leaves, wanted=False)
             self._shards = LocalShards.of(self._table, jax.process_index())
             self._known = known
-        manifest = self._table.manifest
-        arrays = [leaves[i] for i in self._table.order]
-        for leaf, array in zip(manifest.leaves, arrays, strict=True):
-            if isinstance(array, jax.Array) and array.is_deleted():
-                raise ValueError(_deleted(leaf.key))
-        jax.block_until_ready(arrays)
-        return Aliases(manifest, self._shards, arrays)
+        return pin(self._table, self._shards, leaves)
+
+
+def pin(table: ShardTable, shards: LocalShards, leaves: Sequence[Any]) -> Aliases:
+    """Waits until `leaves`, of which `table` was made, are computed, and pins their `shards`.
+
+    Raises:
+        TypeError: a leaf is no jax.Array; the message has its key.
+        ValueError: a leaf is deleted; the message has its key.
+    """
+    arrays = [leaves[i] for i in table.order]
+    for leaf, array in zip(table.manifest.leaves, arrays, strict=True):
+        if not isinstance(array, jax.Array):
+            raise TypeError(f"leaf {leaf.key!r} is a {type(array).__name__}, expected a jax.Array")
+        if array.is_deleted():
+            raise ValueError(_deleted(leaf.key))
+    jax.block_until_ready(arrays)
+    return Aliases(table.manifest, shards, arrays)

@@ -207,19 +207,19 @@ def match(
         key and both sides' values. The pairs hold for a plan only where there is no difference.
     """
     differences: list[str] = []
-    renamed: dict[str, int] = {}
+    by_key: dict[str, int] = {}
     for index, leaf in enumerate(source.leaves):
-        key = _renamed(leaf.key, rename)
-        if key in renamed:
-            first = source.leaves[renamed[key]].key
+        key = renamed(leaf.key, rename)
+        if key in by_key:
+            first = source.leaves[by_key[key]].key
             differences.append(f"{key!r}: both {first!r} and {leaf.key!r} are renamed to it")
-        renamed[key] = index
+        by_key[key] = index
     if isinstance(rename, Mapping):
         unknown = sorted(rename.keys() - {leaf.key for leaf in source.leaves})
         differences += [f"{key!r}: renamed, but the trainer has no such leaf" for key in unknown]
     pairs: list[Pair] = []
     for sink_leaf, leaf in enumerate(sink.leaves):
-        source_leaf = renamed.pop(leaf.key, None)
+        source_leaf = by_key.pop(leaf.key, None)
         if source_leaf is None:
             differences.append(
                 f"{leaf.key!r}: the sampler wants {leaf.dtype}{list(leaf.shape)}, "
@@ -243,7 +243,7 @@ def match(
                     + (" (cast=True would convert it)" if floats else "")
                 )
         pairs.append(Pair(source_leaf, sink_leaf, op))
-    for key, index in renamed.items():
+    for key, index in by_key.items():
         given = source.leaves[index]
         differences.append(
             f"{key!r}: the trainer has {given.dtype}{list(given.shape)}, "
@@ -252,10 +252,11 @@ def match(
     return pairs, differences
 
 
-def _renamed(key: str, rename: Rename) -> str:
+def renamed(key: str, rename: Rename) -> str:
+    """The key that the source's `key` has at the sink. Raises TypeError where that is no str."""
     if rename is None:
         return key
-    renamed = rename.get(key, key) if isinstance(rename, Mapping) else rename(key)
-    if not isinstance(renamed, str):
-        raise TypeError(f"rename makes {renamed!r} of {key!r}, expected a str")
-    return renamed
+    other = rename.get(key, key) if isinstance(rename, Mapping) else rename(key)
+    if not isinstance(other, str):
+        raise TypeError(f"rename makes {other!r} of {key!r}, expected a str")
+    return other

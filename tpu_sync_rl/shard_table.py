@@ -36,8 +36,8 @@ def shard_table(
         keys: one per leaf, all different.
         leaves: what the program holds (`wanted=False`) or wants to hold (`wanted=True`).
         wanted: whether arrays like these are to be made, which takes a dtype that JAX can make.
-        one_client: whether only this process reads the table, so that leaves which each process
-            holds for itself are well-defined.
+        one_client: whether the table is this process's own affair: it has this process's shards
+            alone, and leaves that each process holds for itself are well-defined.
 
     Raises:
         TypeError: a leaf is no array, or is weakly typed where arrays are to be made.
@@ -55,7 +55,7 @@ def shard_table(
     for row in rows:
         known = laid_out.get(row.layout_key)
         if known is None:
-            layout, boxes = _lay_out(row)
+            layout, boxes = _lay_out(row, one_client)
             index = layouts.setdefault(layout.identity(), len(distinct))
             if index == len(distinct):
                 distinct.append(layout)
@@ -68,15 +68,8 @@ def shard_table(
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """A hashable value; leaves of one structure with equal signatures have equal shard tables."""
-    return tuple(
-        (
-            type(x),
-            getattr(x, "shape", None),
-            getattr(x, "dtype", None),
-            getattr(x, "sharding", None),
-        )
-        for x in leaves
-    )
+    names = ("shape", "dtype", "sharding", "weak_type")
+    return tuple((type(x), *(getattr(x, name, None) for name in names)) for x in leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +129,7 @@ def _bare(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
-def _lay_out(row: _Row) -> tuple[BoxLayout, Mapping[jax.Device, int]]:
+def _lay_out(row: _Row, one_client: bool) -> tuple[BoxLayout, Mapping[jax.Device, int]]:
     try:
         row.sharding.shard_shape(row.shape)
         indices = row.sharding.devices_indices_map(row.shape)
@@ -144,6 +137,8 @@ def _lay_out(row: _Row) -> tuple[BoxLayout, Mapping[jax.Device, int]]:
         _refuse(row, error)
     shape = row.shape + row.extra
     devices: list[Any] = list(indices)
+    if one_client:
+        devices = [device for device in devices if device.process_index == jax.process_index()]
     every = np.zeros((len(devices), len(shape), 2), np.int64)  # shape=[devices, rank, 2]
     every[:, :, 1] = shape
     for i, device in enumerate(devices):

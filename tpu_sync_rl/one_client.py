@@ -1,0 +1,200 @@
+"""Weights from one mesh to another inside one JAX client, past XLA: one copy, memory to memory."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+from tpu_sync_rl import _native
+from tpu_sync_rl.buffers import LocalShards, pin
+from tpu_sync_rl.errors import PlanError
+from tpu_sync_rl.generations import NUM_THREADS, ResultPool, Sink
+from tpu_sync_rl.manifest import Rename, match, renamed
+from tpu_sync_rl.plan import Plan, make_plan
+from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
+from tpu_sync_rl.tree import flatten
+
+_CHUNK_NBYTES = 1 << 20  # what a thread copies before it takes the next
+_MAX_ROUTES = 32
+
+_results = ResultPool()
+
+
+def sync_weights(params: Any, *, to: Any, rename: Rename = None, cast: bool = False) -> Any:
+    """Returns `params` as new arrays with the shardings of `to`.
+
+    Copies every byte once, with a few native threads and without the GIL, into host memory that
+    later results use again when these are dead. Blocks until all is there; any thread may call.
+    Never aliases or donates `params`.
+
+    Args:
+        params: pytree of jax.Arrays.
+        to: a Sharding or a prefix tree of them: the result has the structure of `params`. Or a
+            tree of jax.Arrays or ShapeDtypeStructs with shardings: leaves are matched by key, and
+            the result has its structure, dtypes and layouts.
+        rename: mapping or callable from the keys of `params` to those of `to`.
+        cast: let one float dtype become another, to nearest even.
+
+    Returns:
+        Committed arrays with exactly the shardings, dtypes and memory kinds asked for.
+
+    Raises:
+        ValueError: leaves that can't be synced, don't fit, or lie where this process can't reach
+            them; names every key.
+        TypeError: a leaf that is no array.
+    """
+    leaves, treedef = jax.tree.flatten(params)
+    route = _route(params, leaves, treedef, to, rename, cast)
+    aliases = pin(route.source, route.shards, leaves)
+    generation = _results.generation(route.sink)
+    _native.copy_plan(
+        route.plan.native,
+        route.directory,
+        aliases.addresses,
+        aliases.strides,
+        generation.sink_addresses,
+        NUM_THREADS,
+    )
+    aliases.drop_all()
+    synced: list[Any] = [None] * len(route.order)
+    for position, array in zip(route.order, generation.arrays(), strict=True):
+        synced[position] = array
+    return jax.tree.unflatten(route.treedef, synced)
+
+
+def release_memory() -> None:
+    """Gives the memory of dead `sync_weights` results back to the system. Living ones stay."""
+    _results.release()
+
+
+def explain(source: Any, target: Any, *, rename: Rename = None, cast: bool = False) -> Plan:
+    """The plan by which `sync_weights(source, to=target)` would move bytes. Moves nothing.
+
+    Args:
+        source: pytree of jax.Arrays or of ShapeDtypeStructs with shardings.
+        target: as `to` of `sync_weights`.
+        rename: as for `sync_weights`.
+        cast: as for `sync_weights`.
+
+    Returns:
+        The plan of this process; `str()` of it is a table.
+
+    Raises:
+        ValueError, TypeError: as `sync_weights` does.
+    """
+    leaves, treedef = jax.tree.flatten(source)
+    return _route(source, leaves, treedef, target, rename, cast).plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Route:
+    """Everything that calls with leaves alike have in common. Holds no array."""
+
+    plan: Plan
+    source: ShardTable
+    shards: LocalShards
+    directory: _native.ShardDirectory
+    sink: Sink
+    order: tuple[int, ...]  # per leaf of the sink's manifest its position in the result
+    treedef: Any  # of the result
+
+
+_routes: OrderedDict[Hashable, _Route] = OrderedDict()
+_routes_lock = threading.Lock()
+
+
+def _route(
+    params: Any, leaves: list[Any], treedef: Any, to: Any, rename: Rename, cast: bool
+) -> _Route:
+    """The route for leaves like these, made once and remembered."""
+    targets, to_treedef = jax.tree.flatten(to)
+    asked = tuple(_asked(target) for target in targets)
+    renaming = None if rename is None else tuple(renamed(x, rename) for x in flatten(params)[0])
+    key = (treedef, signature(leaves), to_treedef, asked, signature(targets), renaming, cast)
+    with _routes_lock:
+        route = _routes.get(key)
+        if route is not None:
+            _routes.move_to_end(key)
+            return route
+    route = _make_route(params, to, rename, cast)
+    with _routes_lock:
+        _routes[key] = route
+        while len(_routes) > _MAX_ROUTES:
+            _routes.popitem(last=False)
+    return route
+
+
+def _asked(target: Any) -> Hashable:
+    """What a leaf of `to` asks for beyond its signature: it is a sharding, or has a layout."""
+    return target if isinstance(target, Sharding) else getattr(target, "format", None)
+
+
+def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
+    process = jax.process_index()
+    source = shard_table(*flatten(params)[:2], wanted=False, one_client=True)
+    keys, likes, treedef = flatten(_likes(params, to, rename))
+    sink = shard_table(keys, likes, wanted=True, one_client=True)
+    pairs, differences = match(source.manifest, sink.manifest, rename=rename, cast=cast)
+    if differences:
+        raise ValueError(
+            "params (the trainer) and to (the sampler) differ:\n" + "\n".join(differences)
+        )
+    try:
+        plan = make_plan(
+            source.manifest, sink.manifest, pairs, process=process, chunk_nbytes=_CHUNK_NBYTES
+        )
+    except PlanError as error:
+        if jax.process_count() == 1:
+            raise
+        raise ValueError(
+            f"{error}; other processes hold what is missing, out of this one's reach: use "
+            "connect_trainer and connect_sampler"
+        ) from error
+    shards = LocalShards.of(source, process)
+    directory = _native.ShardDirectory(
+        shards.leaf,
+        shards.box,
+        shards.itemsize,
+        shards.kind,
+        shards.rank,
+        shards.ranges,
+        shards.num_leaves,
+    )
+    made = Sink.of(sink, likes, process=process, commit=True)
+    return _Route(plan, source, shards, directory, made, sink.order, treedef)
+
+
+def _likes(params: Any, to: Any, rename: Rename) -> Any:
+    """The tree of arrays or ShapeDtypeStructs that `to` means."""
+    keys, targets, _ = flatten(to)
+    kinds = [isinstance(target, Sharding) for target in targets]
+    if not any(kinds):
+        return to
+    for key, target, is_sharding in zip(keys, targets, kinds, strict=True):
+        if not is_sharding:
+            raise TypeError(
+                f"to has a {type(target).__name__} at {key!r} beside shardings, expected "
+                "shardings alone, or jax.Arrays and ShapeDtypeStructs alone"
+            )
+    if rename is not None:
+        raise ValueError("rename= needs a tree of arrays as to=: shardings alone have no keys")
+    keys, leaves, treedef = flatten(params)
+    shardings = jax.tree.leaves(jax.tree.broadcast(to, params))
+    return jax.tree.unflatten(
+        treedef,
+        [
+            _like(key, leaf, sharding)
+            for key, leaf, sharding in zip(keys, leaves, shardings, strict=True)
+        ],
+    )
+
+
+def _like(key: str, leaf: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
+    try:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    except ValueError as error:
+        raise ValueError(f"leaf {key!r} of shape {leaf.shape}: {error}") from error
