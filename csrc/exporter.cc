@@ -1,0 +1,78 @@
+#include "exporter.h"
+
+#include <sys/epoll.h>
+
+namespace tsr {
+namespace {
+
+constexpr int kTicksPerTimeout = 8;
+
+}  // namespace
+
+Status Exporter::Make(const ShardDirectory* directory, const ExporterOptions& options,
+                      std::unique_ptr<Exporter>* out) {
+  if (options.num_workers < 1 || options.max_chunk_nbytes < 1 || !(options.peer_timeout_s > 0)) {
+    return Status(Code::kInvalid, "exporter: every option has to be positive");
+  }
+  const auto peer_timeout = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(options.peer_timeout_s));
+  std::unique_ptr<Exporter> exporter(new Exporter(directory));
+  for (int i = 0; i < options.num_workers; ++i) {
+    auto worker =
+        std::make_unique<SourceWorker>(SourceWorker{.directory = directory,
+                                                    .versions = &exporter->versions_,
+                                                    .tables = &exporter->tables_,
+                                                    .max_chunk_nbytes = options.max_chunk_nbytes,
+                                                    .peer_timeout = peer_timeout,
+                                                    .blocks = {},
+                                                    .loop = nullptr});
+    TSR_RETURN_IF_ERROR(EventLoop::Start(peer_timeout / kTicksPerTimeout, &worker->loop));
+    exporter->workers_.push_back(std::move(worker));
+  }
+  *out = std::move(exporter);
+  return Status();
+}
+
+template <typename Condition>
+void Exporter::CloseStreams(Condition condition) {
+  for (const auto& worker : workers_) {
+    worker->loop->PostAndWait([&] {
+      worker->loop->ForEach<SourceStream>([&](SourceStream& stream) {
+        if (condition(stream)) stream.Close();
+      });
+    });
+  }
+}
+
+Status Exporter::DropLeaves(uint64_t version, std::span<const uint32_t> leaves) {
+  TSR_RETURN_IF_ERROR(versions_.DropLeaves(version, leaves));
+  CloseStreams([&](const SourceStream& stream) { return stream.Reads(version, leaves); });
+  return Status();
+}
+
+void Exporter::Withdraw(uint64_t version) {
+  if (!versions_.Withdraw(version)) return;
+  CloseStreams([&](const SourceStream& stream) { return stream.Reads(version); });
+  // Only now: no worker can be about to count a chunk of it.
+  tables_.ForgetVersion(version);
+}
+
+Status Exporter::AddConnection(UniqueFd fd, uint64_t sink, const std::string& rail) {
+  TSR_RETURN_IF_ERROR(SetNonBlocking(fd.get()));
+  SourceWorker& worker = *workers_[next_worker_++ % workers_.size()];
+  auto stream = std::make_unique<SourceStream>(std::move(fd), sink, stats_.Get(rail), &worker);
+  Status status(Code::kCancelled, "the exporter is closed");
+  worker.loop->PostAndWait([&] { status = worker.loop->Add(std::move(stream), EPOLLIN); });
+  return status;
+}
+
+void Exporter::ForgetSink(uint64_t sink) {
+  CloseStreams([&](const SourceStream& stream) { return stream.sink() == sink; });
+  tables_.Forget(sink);
+}
+
+void Exporter::Close() {
+  for (const auto& worker : workers_) worker->loop->Stop();
+}
+
+}  // namespace tsr

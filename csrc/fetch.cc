@@ -1,0 +1,61 @@
+#include "fetch.h"
+
+#include <string>
+#include <utility>
+
+namespace tsr {
+
+Status Fetch::Make(const Plan& plan, uint64_t version, std::span<const uint64_t> sink_addresses,
+                   std::shared_ptr<Fetch>* out) {
+  std::shared_ptr<Fetch> fetch(new Fetch(plan, version));
+  size_t num_addresses = 0;
+  for (const LeafPair& pair : plan.input.pairs) {
+    fetch->first_address_.push_back(num_addresses);
+    num_addresses += static_cast<size_t>(plan.input.layouts[pair.sink_layout].num_boxes());
+  }
+  if (sink_addresses.size() != num_addresses) {
+    return Status(Code::kInvalid, "fetch: expected " + std::to_string(num_addresses) +
+                                      " sink addresses, got " +
+                                      std::to_string(sink_addresses.size()));
+  }
+  fetch->sink_addresses_.assign(sink_addresses.begin(), sink_addresses.end());
+  for (const SourceChunks& source : plan.sources) {
+    fetch->queues_.emplace_back(source.num_chunks);
+    fetch->num_left_ += source.num_chunks;
+  }
+  fetch->over_ = fetch->num_left_ == 0;
+  *out = std::move(fetch);
+  return Status();
+}
+
+void Fetch::Verified(uint64_t nbytes) {
+  nbytes_.fetch_add(nbytes, std::memory_order_relaxed);
+  std::lock_guard lock(mutex_);
+  last_verified_ = Clock::now();
+  if (--num_left_ > 0) return;
+  over_ = true;
+  changed_.notify_all();
+}
+
+void Fetch::Fail(Status status) {
+  std::lock_guard lock(mutex_);
+  if (over_) return;
+  status_ = std::move(status);
+  over_ = true;
+  changed_.notify_all();
+}
+
+Status Fetch::Wait(Deadline deadline, bool* done) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::milliseconds(deadline.remaining_ms()),
+                    [&] { return over(); });
+  *done = num_left_ == 0;
+  return status_;
+}
+
+double Fetch::seconds() const {
+  std::lock_guard lock(mutex_);
+  return std::chrono::duration<double>(last_verified_ - begin_).count();
+}
+
+}  // namespace tsr

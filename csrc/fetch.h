@@ -1,0 +1,66 @@
+// One version on its way into a sink's memory.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "chunk_queue.h"
+#include "deadline.h"
+#include "plan.h"
+#include "status.h"
+
+namespace tsr {
+
+// Thread-safe. Doesn't own the memory that the addresses name; the plan outlives it.
+class Fetch {
+ public:
+  // `sink_addresses`: one per (pair, sink box), pair-major; kInvalid for another number of them.
+  static Status Make(const Plan& plan, uint64_t version, std::span<const uint64_t> sink_addresses,
+                     std::shared_ptr<Fetch>* out);
+
+  const Plan& plan() const { return *plan_; }
+  uint64_t version() const { return version_; }
+  uint8_t* sink_base(uint32_t pair, uint32_t box) const {
+    return reinterpret_cast<uint8_t*>(sink_addresses_[first_address_[pair] + box]);
+  }
+  ChunkQueue& queue(size_t source) { return queues_[source]; }
+
+  // Counts a chunk whose bytes are all in place and match their checksum.
+  void Verified(uint64_t nbytes);
+  // Ends it for good; the first reason counts.
+  void Fail(Status status);
+  bool over() const { return over_.load(std::memory_order_relaxed); }
+
+  // Blocks until every chunk is verified, it has failed, or the deadline has passed; `done` tells
+  // the first from the last, the status of a failure is returned.
+  Status Wait(Deadline deadline, bool* done) const;
+  uint64_t verified_nbytes() const { return nbytes_.load(std::memory_order_relaxed); }
+  // From the begin to the last chunk that was verified.
+  double seconds() const;
+
+ private:
+  Fetch(const Plan& plan, uint64_t version) : plan_(&plan), version_(version) {}
+
+  const Plan* const plan_;
+  const uint64_t version_;
+  const Clock::time_point begin_ = Clock::now();
+  std::vector<uint64_t> sink_addresses_;
+  std::vector<size_t> first_address_;  // shape=[num_pairs]
+  std::deque<ChunkQueue> queues_;      // shape=[num_sources]
+  std::atomic<uint64_t> nbytes_ = 0;
+  std::atomic<bool> over_ = false;
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  uint64_t num_left_ = 0;  // guarded by mutex_, as the rest
+  Status status_;
+  Clock::time_point last_verified_ = begin_;
+};
+
+}  // namespace tsr

@@ -1,0 +1,144 @@
+#include "fetcher.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+
+namespace tsr {
+namespace {
+
+constexpr int kTicksPerTimeout = 8;
+constexpr Clock::duration kMaxTick = std::chrono::milliseconds(500);
+
+}  // namespace
+
+Status Fetcher::Make(const Plan* plan, const FetcherOptions& options,
+                     std::unique_ptr<Fetcher>* out) {
+  if (options.num_workers < 1 || options.window < 1 || !(options.peer_timeout_s > 0)) {
+    return Status(Code::kInvalid, "fetcher: every option has to be positive");
+  }
+  const auto peer_timeout = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(options.peer_timeout_s));
+  std::unique_ptr<Fetcher> fetcher(new Fetcher(plan));
+  for (size_t i = 0; i < plan->sources.size(); ++i) {
+    SourceLink& source = fetcher->sources_.emplace_back();
+    source.process = plan->sources[i].process;
+    source.index = i;
+  }
+  for (int i = 0; i < options.num_workers; ++i) {
+    auto worker = std::make_unique<SinkWorker>(
+        SinkWorker{.plan = plan,
+                   .window = static_cast<size_t>(options.window),
+                   .peer_timeout = peer_timeout,
+                   .wake_all = [self = fetcher.get()] { self->WakeAll(); },
+                   .fetch = nullptr,
+                   .blocks = {},
+                   .loop = nullptr});
+    TSR_RETURN_IF_ERROR(
+        EventLoop::Start(std::min(peer_timeout / kTicksPerTimeout, kMaxTick), &worker->loop));
+    fetcher->workers_.push_back(std::move(worker));
+  }
+  *out = std::move(fetcher);
+  return Status();
+}
+
+SourceLink* Fetcher::Find(uint32_t process) {
+  const auto it = std::ranges::find(sources_, process, &SourceLink::process);
+  return it == sources_.end() ? nullptr : &*it;
+}
+
+void Fetcher::WakeAll() {
+  for (const auto& worker : workers_) {
+    worker->loop->Post([loop = worker->loop.get()] {
+      loop->ForEach<SinkStream>([](SinkStream& stream) { stream.Pump(); });
+    });
+  }
+}
+
+std::shared_ptr<Fetch> Fetcher::current() const {
+  std::lock_guard lock(mutex_);
+  return fetch_;
+}
+
+Status Fetcher::AddStream(uint32_t process, UniqueFd fd, const std::string& rail) {
+  SourceLink* source = Find(process);
+  if (source == nullptr) {
+    return Status(Code::kInvalid, "the plan reads nothing from process " + std::to_string(process));
+  }
+  TSR_RETURN_IF_ERROR(SetNonBlocking(fd.get()));
+  SinkWorker& worker = *workers_[next_worker_++ % workers_.size()];
+  auto stream = std::make_unique<SinkStream>(std::move(fd), source, stats_.Get(rail), &worker);
+  Status status(Code::kCancelled, "the fetcher is closed");
+  worker.loop->PostAndWait([&] {
+    SinkStream* added = stream.get();
+    status = worker.loop->Add(std::move(stream), EPOLLIN);
+    if (status.ok()) added->Pump();
+  });
+  return status;
+}
+
+int Fetcher::NumStreams(uint32_t process) const {
+  const auto it = std::ranges::find(sources_, process, &SourceLink::process);
+  return it == sources_.end() ? 0 : it->num_streams.load();
+}
+
+Status Fetcher::Begin(uint64_t version, std::span<const uint64_t> sink_addresses) {
+  std::shared_ptr<Fetch> fetch;
+  TSR_RETURN_IF_ERROR(Fetch::Make(*plan_, version, sink_addresses, &fetch));
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return Status(Code::kCancelled, "the fetcher is closed");
+    if (active_) return Status(Code::kInvalid, "begin: the version before has not ended");
+    active_ = true;
+    fetch_ = fetch;
+  }
+  for (const auto& worker : workers_) {
+    worker->loop->PostAndWait([&] { worker->fetch = fetch; });
+  }
+  WakeAll();
+  return Status();
+}
+
+Status Fetcher::Wait(Deadline deadline, bool* done) const {
+  const std::shared_ptr<Fetch> fetch = current();
+  if (fetch == nullptr) return Status(Code::kInvalid, "wait: no version has begun");
+  return fetch->Wait(deadline, done);
+}
+
+uint64_t Fetcher::ProgressNbytes() const {
+  const std::shared_ptr<Fetch> fetch = current();
+  return fetch == nullptr ? 0 : fetch->verified_nbytes();
+}
+
+double Fetcher::fetch_seconds() const {
+  const std::shared_ptr<Fetch> fetch = current();
+  return fetch == nullptr ? 0 : fetch->seconds();
+}
+
+void Fetcher::End() {
+  const std::shared_ptr<Fetch> fetch = current();
+  if (fetch == nullptr) return;
+  fetch->Fail(Status(Code::kCancelled, "the fetch was ended before every chunk was verified"));
+  for (const auto& worker : workers_) {
+    worker->loop->PostAndWait([&] {
+      worker->loop->ForEach<SinkStream>([](SinkStream& stream) {
+        if (stream.has_chunks()) stream.Close();
+      });
+      worker->fetch.reset();
+    });
+  }
+  std::lock_guard lock(mutex_);
+  active_ = false;
+}
+
+void Fetcher::Close() {
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    if (fetch_) fetch_->Fail(Status(Code::kCancelled, "the fetcher is closed"));
+  }
+  // All of them before any is destroyed: streams wake those of other workers.
+  for (const auto& worker : workers_) worker->loop->Stop();
+}
+
+}  // namespace tsr

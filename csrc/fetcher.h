@@ -1,0 +1,79 @@
+// Pulls versions into the memory of a sink process, as its plan says.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "deadline.h"
+#include "fd_io.h"
+#include "fetch.h"
+#include "plan.h"
+#include "rail_stats.h"
+#include "sink_stream.h"
+#include "status.h"
+
+namespace tsr {
+
+struct FetcherOptions {
+  int num_workers = 2;
+  int window = 3;
+  double peer_timeout_s = 0;
+};
+
+// One per sink process and incarnation. Thread-safe. The plan outlives it. The memory of a version
+// is written from Begin() until End() or Close() has returned, and never after.
+class Fetcher {
+ public:
+  static Status Make(const Plan* plan, const FetcherOptions& options,
+                     std::unique_ptr<Fetcher>* out);
+  ~Fetcher() { Close(); }
+
+  // Takes over an authenticated connection to a source; kInvalid where the plan reads none such.
+  Status AddStream(uint32_t process, UniqueFd fd, const std::string& rail);
+  int NumStreams(uint32_t process) const;
+
+  // Starts a version. Chunks of a source without a stream wait for one.
+  Status Begin(uint64_t version, std::span<const uint64_t> sink_addresses);
+  // See Fetch::Wait().
+  Status Wait(Deadline deadline, bool* done) const;
+  uint64_t ProgressNbytes() const;
+  // Stops what is in flight; streams that have nothing in flight stay for the next version.
+  void End();
+
+  const RailStatsTable& stats() const { return stats_; }
+  // From the begin to the last verified chunk of the version that began last; 0 at first.
+  double fetch_seconds() const;
+  template <typename Visit>
+  void ForEachSource(Visit visit) {
+    for (SourceLink& source : sources_) visit(source);
+  }
+  // Ends every stream and the threads; a version that is in flight fails.
+  void Close();
+
+ private:
+  explicit Fetcher(const Plan* plan) : plan_(plan) {}
+
+  SourceLink* Find(uint32_t process);
+  void WakeAll();
+  std::shared_ptr<Fetch> current() const;
+
+  const Plan* const plan_;
+  RailStatsTable stats_;
+  std::deque<SourceLink> sources_;  // as Plan::sources
+  std::atomic<size_t> next_worker_ = 0;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<Fetch> fetch_;  // guarded by mutex_
+  bool active_ = false;           // guarded by mutex_: between Begin() and End()
+  bool closed_ = false;           // guarded by mutex_
+
+  std::vector<std::unique_ptr<SinkWorker>> workers_;
+};
+
+}  // namespace tsr

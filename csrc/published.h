@@ -1,0 +1,69 @@
+// The versions that a source process holds readable, as addresses of its shards.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chunk_table.h"
+#include "status.h"
+
+namespace tsr {
+
+// One version's memory, not owned. What Find() has checked of it may be read without a lock for as
+// long as the reader can be stopped by whoever withdraws it.
+class PublishedVersion {
+ public:
+  PublishedVersion(const ShardDirectory& directory, uint64_t version,
+                   std::span<const uint64_t> addresses, std::span<const int64_t> strides);
+
+  uint64_t version() const { return version_; }
+  const uint8_t* base(size_t shard) const {
+    return reinterpret_cast<const uint8_t*>(addresses_[shard]);
+  }
+  // Bytes between neighbours along each dimension; shape=[rank].
+  std::span<const int64_t> strides(size_t shard) const {
+    return std::span(strides_).subspan(stride_offsets_[shard],
+                                       stride_offsets_[shard + 1] - stride_offsets_[shard]);
+  }
+
+ private:
+  friend class PublishedVersions;
+
+  const uint64_t version_;
+  std::vector<uint64_t> addresses_;  // shape=[num_shards]
+  std::vector<int64_t> strides_;
+  std::vector<size_t> stride_offsets_;  // shape=[num_shards + 1]
+  std::vector<bool> held_;              // shape=[num_leaves]
+};
+
+// Thread-safe. `directory` outlives it. Taking memory away here stops no reader that has begun:
+// that is the exporter's to do.
+class PublishedVersions {
+ public:
+  explicit PublishedVersions(const ShardDirectory* directory) : directory_(directory) {}
+
+  // `addresses`: one per shard of the directory; `strides`: those of all shards, in this order. A
+  // version that is published already gets the leaves back that it had dropped, and no others.
+  Status Publish(uint64_t version, std::span<const uint64_t> addresses,
+                 std::span<const int64_t> strides);
+  Status DropLeaves(uint64_t version, std::span<const uint32_t> leaves);
+  // False where it was not published.
+  bool Withdraw(uint64_t version);
+
+  bool Holds(uint64_t version) const;
+  // The version, if it holds every leaf of the chunk; else kGone names what is missing.
+  Status Find(uint64_t version, const ChunkTable& table, const TableChunk& chunk,
+              std::shared_ptr<const PublishedVersion>* out) const;
+
+ private:
+  const ShardDirectory* const directory_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, std::shared_ptr<PublishedVersion>> versions_;  // guarded by mutex_
+};
+
+}  // namespace tsr

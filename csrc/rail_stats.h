@@ -1,0 +1,58 @@
+// What went over each rail, counted where it happens and read from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "deadline.h"
+
+namespace tsr {
+
+// Counters of one rail at one end. Thread-safe; each is exact, together they are no snapshot.
+struct RailStats {
+  std::atomic<uint64_t> nbytes = 0;  // of chunks that were sent whole, or verified
+  std::atomic<uint64_t> num_chunks = 0;
+  std::atomic<uint64_t> num_retries = 0;  // chunks that another stream had to fetch again
+  std::atomic<uint64_t> num_lost = 0;     // streams that did not end by our own doing
+  std::atomic<uint64_t> copy_ns = 0;      // gather at the source, scatter at the sink
+  std::atomic<uint64_t> wire_ns = 0;      // in sendmsg, recvmsg
+  std::atomic<uint64_t> checksum_ns = 0;
+};
+
+// Adds the time since the last lap, or since it was made, to a counter.
+class Stopwatch {
+ public:
+  void Lap(std::atomic<uint64_t>* ns) {
+    const Clock::time_point now = Clock::now();
+    ns->fetch_add(static_cast<uint64_t>((now - last_) / std::chrono::nanoseconds(1)),
+                  std::memory_order_relaxed);
+    last_ = now;
+  }
+
+ private:
+  Clock::time_point last_ = Clock::now();
+};
+
+// Rails by name. Thread-safe; the stats of a rail live as long as the table.
+class RailStatsTable {
+ public:
+  RailStats* Get(const std::string& rail) {
+    std::lock_guard lock(mutex_);
+    return &rails_[rail];
+  }
+  template <typename Visit>
+  void ForEach(Visit visit) const {
+    std::lock_guard lock(mutex_);
+    for (const auto& [rail, stats] : rails_) visit(rail, stats);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, RailStats> rails_;  // guarded by mutex_; nodes never move
+};
+
+}  // namespace tsr

@@ -1,0 +1,286 @@
+#include "sink_stream.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "chunk_table.h"
+#include "crc32c.h"
+
+namespace tsr {
+namespace {
+
+constexpr int kReceivesPerTurn = 8;
+constexpr int kMaxCorrupt = 3;
+constexpr size_t kMaxSpareBlocks = 8;
+// An idle stream is heard from at least this often, whatever this side's own peer_timeout.
+constexpr Clock::duration kPingEvery = std::chrono::seconds(1);
+
+}  // namespace
+
+SinkStream::SinkStream(UniqueFd fd, SourceLink* source, RailStats* stats, SinkWorker* worker)
+    : Pollable(std::move(fd)), source_(source), stats_(stats), worker_(worker) {
+  ++source_->num_streams;
+}
+
+void SinkStream::Close() {
+  if (closed()) return;
+  GiveBackBlock();
+  for (const Request& request : requests_) {
+    if (request.kind == FrameKind::kTable) source_->table = SourceLink::Table::kAbsent;
+  }
+  requests_.clear();
+  --source_->num_streams;
+  CloseFd();
+}
+
+void SinkStream::GiveBackBlock() {
+  if (block_ && worker_->blocks.size() < kMaxSpareBlocks) {
+    worker_->blocks.push_back(std::move(block_));
+  }
+  block_.reset();
+}
+
+void SinkStream::Lose(const std::string& reason) {
+  if (closed()) return;
+  for (const Request& request : requests_) {
+    if (request.kind != FrameKind::kFetch) continue;
+    worker_->fetch->queue(source_->index).GiveBack(request.chunk);
+    stats_->num_retries.fetch_add(1, std::memory_order_relaxed);
+  }
+  stats_->num_lost.fetch_add(1, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(source_->mutex);
+    source_->lost_reason = reason;
+  }
+  Close();
+  worker_->wake_all();
+}
+
+bool SinkStream::has_chunks() const {
+  return std::ranges::any_of(
+      requests_, [](const Request& request) { return request.kind == FrameKind::kFetch; });
+}
+
+void SinkStream::OnTick(Clock::time_point now) {
+  if (!requests_.empty()) {
+    if (now - last_progress_ > worker_->peer_timeout) Lose("silent for peer_timeout");
+  } else if (now - last_sent_ > std::min(kPingEvery, worker_->peer_timeout / 4)) {
+    Ask(Frame{.kind = FrameKind::kPing});
+    Flush();
+  }
+}
+
+void SinkStream::OnReady(uint32_t events) {
+  if (events & EPOLLOUT) Flush();
+  if ((events & ~static_cast<uint32_t>(EPOLLOUT)) == 0) return;
+  for (int i = 0; i < kReceivesPerTurn && !closed(); ++i) {
+    if (Receive() == Step::kBlocked) return;
+  }
+}
+
+void SinkStream::Pump() {
+  if (closed()) return;
+  if (source_->table == SourceLink::Table::kHeld) {
+    AskForChunks();
+  } else if (requests_.empty()) {
+    // Nothing may be sent between a table's frame and its bytes, so nothing may be in flight.
+    auto absent = SourceLink::Table::kAbsent;
+    if (source_->table.compare_exchange_strong(absent, SourceLink::Table::kUploading)) {
+      StartUpload();
+    }
+  }
+  Flush();
+}
+
+void SinkStream::AskForChunks() {
+  if (worker_->fetch == nullptr) return;
+  Fetch& fetch = *worker_->fetch;
+  uint64_t chunk;
+  while (!fetch.over() && requests_.size() < worker_->window &&
+         fetch.queue(source_->index).Take(&chunk)) {
+    Ask(Frame{FrameKind::kFetch, source_->table_id, fetch.version(), chunk});
+  }
+}
+
+void SinkStream::Ask(const Frame& request) {
+  if (requests_.empty()) last_progress_ = Clock::now();
+  requests_.push_back(Request{request.kind, request.chunk});
+  Append(request);
+}
+
+void SinkStream::Append(const Frame& frame) {
+  out_.resize(out_.size() + kFrameNbytes);
+  EncodeFrame(frame, FrameBytes(out_.data() + out_.size() - kFrameNbytes, kFrameNbytes));
+}
+
+void SinkStream::StartUpload() {
+  table_ = EncodeChunkTable(*worker_->plan, source_->index);
+  source_->table_id = Crc32c(0, table_.data(), table_.size());
+  Ask(Frame{.kind = FrameKind::kTable, .table = source_->table_id, .nbytes = table_.size()});
+}
+
+void SinkStream::Flush() {
+  while (!closed() && out_sent_nbytes_ < out_.size() + table_.size()) {
+    iovec iov[2] = {{out_.data(), out_.size()}, {table_.data(), table_.size()}};
+    IovecCursor cursor(iov, 2);
+    cursor.Advance(out_sent_nbytes_);
+    const IoResult result = SendSome(fd(), cursor.iov(), cursor.num_iov());
+    if (result.lost()) return Lose(result.reason());
+    if (result.would_block()) return worker_->loop->SetInterest(this, EPOLLIN | EPOLLOUT);
+    out_sent_nbytes_ += result.nbytes();
+    last_sent_ = Clock::now();
+    if (requests_.size() == 1) last_progress_ = last_sent_;
+  }
+  out_.clear();
+  table_ = std::string();
+  out_sent_nbytes_ = 0;
+  worker_->loop->SetInterest(this, EPOLLIN);
+}
+
+SinkStream::Step SinkStream::Receive() {
+  iovec rest;
+  IovecCursor into(&rest, 1);
+  if (payload_left_ > 0) {
+    into = cursor_;
+  } else if (text_left_ > 0) {
+    rest = {text_.data() + reply_.nbytes - text_left_, text_left_};
+  } else {
+    rest = {tail_.data() + tail_nbytes_, tail_.size() - tail_nbytes_};
+  }
+  Stopwatch stopwatch;
+  const IoResult result = ReceiveSome(fd(), into.iov(), into.num_iov());
+  stopwatch.Lap(&stats_->wire_ns);
+  if (result.lost()) Lose(result.reason());
+  if (result.nbytes() == 0) return Step::kBlocked;
+  last_progress_ = Clock::now();
+
+  if (payload_left_ > 0) {
+    TakePayload(result.nbytes());
+  } else if (text_left_ > 0) {
+    text_left_ -= result.nbytes();
+    if (text_left_ == 0) HandleError();
+  } else {
+    tail_nbytes_ += result.nbytes();
+  }
+  if (in_chunk_ && payload_left_ == 0 && tail_nbytes_ >= kTrailerNbytes) Verify();
+  if (!closed() && tail_nbytes_ == tail_.size()) HandleReply();
+  return closed() ? Step::kBlocked : Step::kMoved;
+}
+
+void SinkStream::TakePayload(size_t nbytes) {
+  Stopwatch stopwatch;
+  const size_t payload_nbytes = std::min(nbytes, payload_left_);
+  size_t left = payload_nbytes;
+  for (const iovec* iov = cursor_.iov(); left > 0; ++iov) {
+    const size_t part = std::min(left, iov->iov_len);
+    crc_ = Crc32c(crc_, iov->iov_base, part);
+    left -= part;
+  }
+  stopwatch.Lap(&stats_->checksum_ns);
+  cursor_.Advance(nbytes);
+  payload_left_ -= payload_nbytes;
+  tail_nbytes_ += nbytes - payload_nbytes;
+  if (payload_left_ > 0) return;
+  scatter_.Finish(*block_);
+  stopwatch.Lap(&stats_->copy_ns);
+  if (!scatter_.done()) FillBlock();
+}
+
+void SinkStream::FillBlock() {
+  Stopwatch stopwatch;
+  block_->Clear();
+  scatter_.Fill(block_.get());
+  payload_left_ = static_cast<size_t>(block_->nbytes());
+  if (scatter_.done()) block_->Append(tail_.data(), static_cast<int64_t>(tail_.size()));
+  cursor_ = IovecCursor(block_->iov().data(), block_->iov().size());
+  stopwatch.Lap(&stats_->copy_ns);
+}
+
+void SinkStream::HandleReply() {
+  const Status status = DecodeFrame(
+      std::span<const uint8_t, kFrameNbytes>(tail_.data() + kTrailerNbytes, kFrameNbytes), &reply_);
+  tail_nbytes_ = kTrailerNbytes;
+  if (!status.ok()) return Lose(status.message());
+  if (requests_.empty()) return Lose("a reply without a request");
+  const FrameKind asked = requests_.front().kind;
+  if (HasText(reply_.kind)) {
+    text_left_ = reply_.nbytes;
+    if (text_left_ == 0) HandleError();
+  } else if (reply_.kind == FrameKind::kChunk && asked == FrameKind::kFetch) {
+    StartChunk();
+  } else if (reply_.kind == FrameKind::kTableOk && asked == FrameKind::kTable) {
+    requests_.pop_front();
+    source_->table = SourceLink::Table::kHeld;
+    worker_->wake_all();
+  } else if (reply_.kind == FrameKind::kPong && asked == FrameKind::kPing) {
+    requests_.pop_front();
+    Pump();
+  } else {
+    Lose("a reply of another kind than the request");
+  }
+}
+
+void SinkStream::HandleError() {
+  const std::string text = "source process " + std::to_string(source_->process) + ": " +
+                           std::string(text_.data(), reply_.nbytes);
+  const Request request = requests_.front();
+  if (reply_.kind == FrameKind::kGone && request.kind == FrameKind::kFetch) {
+    requests_.pop_front();
+    return worker_->fetch->Fail(Status(Code::kGone, text));
+  }
+  if (reply_.kind == FrameKind::kNoTable) {
+    auto held = SourceLink::Table::kHeld;
+    source_->table.compare_exchange_strong(held, SourceLink::Table::kAbsent);
+  } else if (worker_->fetch) {
+    worker_->fetch->Fail(Status(Code::kPlan, text));
+  }
+  Lose(text);
+}
+
+void SinkStream::StartChunk() {
+  const Fetch& fetch = *worker_->fetch;
+  const uint64_t chunk = requests_.front().chunk;
+  const uint64_t index = fetch.plan().sources[source_->index].first_chunk + chunk;
+  if (reply_.table != source_->table_id || reply_.version != fetch.version() ||
+      reply_.chunk != chunk || reply_.nbytes != fetch.plan().chunks[index].nbytes) {
+    return Lose("a chunk that was not asked for");
+  }
+  if (block_ == nullptr && !worker_->blocks.empty()) {
+    block_ = std::move(worker_->blocks.back());
+    worker_->blocks.pop_back();
+  }
+  if (block_ == nullptr) block_ = std::make_unique<ScatterBlock>();
+  in_chunk_ = true;
+  tail_nbytes_ = 0;
+  crc_ = 0;
+  scatter_.Start(fetch, index);
+  FillBlock();
+}
+
+void SinkStream::Verify() {
+  Fetch& fetch = *worker_->fetch;
+  const uint64_t chunk = requests_.front().chunk;
+  uint32_t expected;
+  std::memcpy(&expected, tail_.data(), kTrailerNbytes);
+  in_chunk_ = false;
+  requests_.pop_front();
+  if (crc_ != expected) {
+    const std::string reason = "chunk " + std::to_string(chunk) + " of source process " +
+                               std::to_string(source_->process) + " does not match its checksum";
+    stats_->num_retries.fetch_add(1, std::memory_order_relaxed);
+    if (fetch.queue(source_->index).GiveBackCorrupt(chunk) >= kMaxCorrupt) {
+      fetch.Fail(Status(Code::kCorruption, reason));
+    }
+    return Lose(reason);
+  }
+  if (requests_.empty()) GiveBackBlock();
+  stats_->nbytes.fetch_add(reply_.nbytes, std::memory_order_relaxed);
+  stats_->num_chunks.fetch_add(1, std::memory_order_relaxed);
+  Append(Frame{FrameKind::kDone, source_->table_id, fetch.version(), chunk});
+  fetch.Verified(reply_.nbytes);
+  Pump();
+}
+
+}  // namespace tsr

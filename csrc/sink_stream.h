@@ -1,0 +1,116 @@
+// The sink's end of one connection: asks for chunks and takes them in.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "chunk_scatter.h"
+#include "event_loop.h"
+#include "fetch.h"
+#include "rail_stats.h"
+#include "wire.h"
+
+namespace tsr {
+
+// What the streams to one source share, on whichever worker they are. Thread-safe.
+struct SourceLink {
+  enum class Table : uint8_t { kAbsent, kUploading, kHeld };
+
+  uint32_t process = 0;
+  size_t index = 0;  // in Plan::sources
+  std::atomic<Table> table = Table::kAbsent;
+  std::atomic<uint32_t> table_id = 0;  // valid once it is held
+  std::atomic<int> num_streams = 0;
+
+  std::mutex mutex;
+  std::string lost_reason;  // guarded by mutex: of the stream that was lost last
+};
+
+// What the streams of one worker share. Outlives them.
+struct SinkWorker {
+  const Plan* plan;
+  size_t window;  // requests in flight on a stream
+  Clock::duration peer_timeout;
+  // Has every stream of every worker look for something to do. Any thread.
+  std::function<void()> wake_all;
+  std::shared_ptr<Fetch> fetch;  // on the worker's thread; null between versions
+  std::vector<std::unique_ptr<ScatterBlock>> blocks;
+  std::unique_ptr<EventLoop> loop;
+};
+
+// Lives on its worker's thread. Writes to the fetch's memory only while it has chunks in flight.
+class SinkStream final : public Pollable {
+ public:
+  SinkStream(UniqueFd fd, SourceLink* source, RailStats* stats, SinkWorker* worker);
+  ~SinkStream() override { Close(); }
+
+  void OnReady(uint32_t events) override;
+  void OnTick(Clock::time_point now) override;
+
+  // Uploads the table if nobody has, asks for chunks while the window has room, sends.
+  void Pump();
+  bool has_chunks() const;
+  // Breaks off without giving chunks back.
+  void Close();
+
+ private:
+  // A request that has not been answered to its last byte.
+  struct Request {
+    FrameKind kind;
+    uint64_t chunk;
+  };
+  enum class Step { kMoved, kBlocked };
+
+  // Requests.
+  void AskForChunks();
+  void Ask(const Frame& request);
+  void Append(const Frame& frame);
+  void StartUpload();
+  void Flush();
+
+  // Replies. What follows payload or text is always the trailer of a chunk, then the next frame.
+  Step Receive();
+  void TakePayload(size_t nbytes);
+  void FillBlock();
+  void HandleReply();
+  void HandleError();
+  void StartChunk();
+  void Verify();
+  void GiveBackBlock();
+  // Closes; what was in flight goes back to the queue for other streams.
+  void Lose(const std::string& reason);
+
+  SourceLink* const source_;
+  RailStats* const stats_;
+  SinkWorker* const worker_;
+  Clock::time_point last_progress_ = Clock::now();
+  Clock::time_point last_sent_ = Clock::now();
+
+  std::deque<Request> requests_;
+  std::vector<uint8_t> out_;  // frames to send, then the table
+  std::string table_;
+  size_t out_sent_nbytes_ = 0;  // of both
+
+  std::array<uint8_t, kTrailerNbytes + kFrameNbytes> tail_;
+  size_t tail_nbytes_ = kTrailerNbytes;  // received; no trailer comes before the first frame
+  Frame reply_{};
+  std::array<char, kMaxTextNbytes> text_;
+  size_t text_left_ = 0;
+
+  // Only while a chunk arrives.
+  bool in_chunk_ = false;
+  ChunkScatter scatter_;
+  std::unique_ptr<ScatterBlock> block_;
+  IovecCursor cursor_;       // what is left of the block, and the tail if it is the last
+  size_t payload_left_ = 0;  // of the block
+  uint32_t crc_ = 0;
+};
+
+}  // namespace tsr

@@ -1,0 +1,76 @@
+#include "sink_tables.h"
+
+#include <algorithm>
+
+namespace tsr {
+
+void SinkTables::Set(uint64_t sink, uint32_t id, std::shared_ptr<const ChunkTable> table) {
+  std::lock_guard lock(mutex_);
+  sinks_[sink] = Sink{id, std::move(table), {}};
+}
+
+std::shared_ptr<const ChunkTable> SinkTables::Find(uint64_t sink, uint32_t id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = sinks_.find(sink);
+  return it == sinks_.end() || it->second.id != id ? nullptr : it->second.table;
+}
+
+void SinkTables::Forget(uint64_t sink) {
+  std::lock_guard lock(mutex_);
+  sinks_.erase(sink);
+}
+
+void SinkTables::MarkDone(uint64_t sink, uint32_t id, uint64_t version, uint64_t chunk) {
+  std::lock_guard lock(mutex_);
+  const auto it = sinks_.find(sink);
+  if (it == sinks_.end() || it->second.id != id) return;
+  const ChunkTable& table = *it->second.table;
+  if (chunk >= table.chunks.size()) return;
+  Progress& progress = it->second.versions[version];
+  if (progress.done.empty()) {
+    progress.done.resize(table.chunks.size());
+    progress.num_left = table.chunks_per_leaf;
+  }
+  if (progress.done[chunk]) return;
+  progress.done[chunk] = true;
+  const TableChunk& done = table.chunks[chunk];
+  std::vector<uint32_t> leaves;
+  for (const TableRegion& region :
+       std::span(table.regions).subspan(done.first_region, done.num_regions)) {
+    leaves.push_back(directory_->shard(region.shard).leaf);
+  }
+  std::ranges::sort(leaves);
+  leaves.erase(std::unique(leaves.begin(), leaves.end()), leaves.end());
+  for (const uint32_t leaf : leaves) --progress.num_left[leaf];
+}
+
+void SinkTables::ForgetVersion(uint64_t version) {
+  std::lock_guard lock(mutex_);
+  for (auto& [id, sink] : sinks_) sink.versions.erase(version);
+}
+
+std::vector<uint32_t> SinkTables::FinishedLeaves(uint64_t version,
+                                                 std::span<const uint64_t> sinks) const {
+  std::vector<bool> finished(directory_->num_leaves(), true);
+  {
+    std::lock_guard lock(mutex_);
+    for (const uint64_t id : sinks) {
+      const auto sink = sinks_.find(id);
+      if (sink == sinks_.end()) return {};
+      const auto progress = sink->second.versions.find(version);
+      const std::vector<uint32_t>& num_left = progress == sink->second.versions.end()
+                                                  ? sink->second.table->chunks_per_leaf
+                                                  : progress->second.num_left;
+      for (size_t leaf = 0; leaf < finished.size(); ++leaf) {
+        if (num_left[leaf] > 0) finished[leaf] = false;
+      }
+    }
+  }
+  std::vector<uint32_t> leaves;
+  for (uint32_t leaf = 0; leaf < finished.size(); ++leaf) {
+    if (finished[leaf]) leaves.push_back(leaf);
+  }
+  return leaves;
+}
+
+}  // namespace tsr

@@ -1,0 +1,49 @@
+// The chunk tables that sinks uploaded to this source, and what each sink has verified.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "chunk_table.h"
+
+namespace tsr {
+
+// A sink is named by the id that it proved in its handshake. Thread-safe; `directory` outlives it.
+class SinkTables {
+ public:
+  explicit SinkTables(const ShardDirectory* directory) : directory_(directory) {}
+
+  // A new table of a sink replaces its former one, and what it has verified starts anew.
+  void Set(uint64_t sink, uint32_t id, std::shared_ptr<const ChunkTable> table);
+  // Null where the sink's table is another one.
+  std::shared_ptr<const ChunkTable> Find(uint64_t sink, uint32_t id) const;
+  void Forget(uint64_t sink);
+
+  // Counts a chunk that the sink has verified; more than once is as good as once.
+  void MarkDone(uint64_t sink, uint32_t id, uint64_t version, uint64_t chunk);
+  void ForgetVersion(uint64_t version);
+  // Ascending leaves of which every one of `sinks` has verified every chunk. A sink without a
+  // table has verified nothing.
+  std::vector<uint32_t> FinishedLeaves(uint64_t version, std::span<const uint64_t> sinks) const;
+
+ private:
+  struct Progress {
+    std::vector<bool> done;          // shape=[num_chunks]
+    std::vector<uint32_t> num_left;  // shape=[num_leaves]: chunks that are not done
+  };
+  struct Sink {
+    uint32_t id = 0;
+    std::shared_ptr<const ChunkTable> table;
+    std::map<uint64_t, Progress> versions;
+  };
+
+  const ShardDirectory* const directory_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, Sink> sinks_;  // guarded by mutex_
+};
+
+}  // namespace tsr

@@ -1,0 +1,250 @@
+#include "source_stream.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "crc32c.h"
+
+namespace tsr {
+namespace {
+
+// A table is taken in by steps, so that memory follows bytes that came, not a number in a frame.
+constexpr size_t kTableStepNbytes = 1 << 20;
+// Stalled streams of a worker that may keep their blocks; others fill theirs again.
+constexpr size_t kMaxTakenBlocks = 16;
+
+}  // namespace
+
+SourceStream::SourceStream(UniqueFd fd, uint64_t sink, RailStats* stats, SourceWorker* worker)
+    : Pollable(std::move(fd)), sink_(sink), stats_(stats), worker_(worker) {}
+
+void SourceStream::Close() {
+  worker_->blocks.GiveBack(std::move(block_));
+  gather_.reset();
+  block_gather_.reset();
+  CloseFd();
+}
+
+void SourceStream::Lose() {
+  stats_->num_lost.fetch_add(1, std::memory_order_relaxed);
+  Close();
+}
+
+bool SourceStream::Reads(uint64_t version, std::span<const uint32_t> leaves) const {
+  return Reads(version) &&
+         std::ranges::any_of(leaves, [&](uint32_t leaf) { return gather_->ReadsLeaf(leaf); });
+}
+
+void SourceStream::OnTick(Clock::time_point now) {
+  if (now - last_progress_ > worker_->peer_timeout) Lose();
+}
+
+void SourceStream::OnReady(uint32_t events) {
+  if (events & (EPOLLERR | EPOLLHUP)) return Lose();
+  // At most one chunk a turn: the other streams of this worker wait.
+  Step step = Step::kMoved;
+  bool sent = false;
+  while (step == Step::kMoved && !sent && !closed()) {
+    if (replying()) {
+      const bool chunk = gather_.has_value();
+      step = SendReply();
+      sent = chunk && !replying();
+    } else {
+      step = table_request_ ? ReceiveTable() : ReceiveRequest();
+    }
+  }
+  if (closed()) return;
+  // A request that is here already brings no event; that the socket is writable does.
+  const bool more = replying() || (!table_request_ && has_request());
+  worker_->loop->SetInterest(this, more ? EPOLLOUT : EPOLLIN);
+}
+
+SourceStream::Step SourceStream::ReceiveRequest() {
+  if (!has_request()) {
+    std::copy(in_.begin() + in_begin_, in_.begin() + in_end_, in_.begin());
+    in_end_ -= in_begin_;
+    in_begin_ = 0;
+    iovec iov{in_.data() + in_end_, in_.size() - in_end_};
+    const IoResult result = ReceiveSome(fd(), &iov, 1);
+    if (!Received(result)) return Step::kBlocked;
+    in_end_ += result.nbytes();
+    return Step::kMoved;
+  }
+  Frame request;
+  const Status status = DecodeFrame(
+      std::span<const uint8_t, kFrameNbytes>(in_.data() + in_begin_, kFrameNbytes), &request);
+  in_begin_ += kFrameNbytes;
+  if (!status.ok() || !IsRequest(request.kind)) {
+    Lose();
+    return Step::kBlocked;
+  }
+  Handle(request);
+  return Step::kMoved;
+}
+
+SourceStream::Step SourceStream::ReceiveTable() {
+  const size_t have = table_.size();
+  const size_t want = std::min<size_t>(table_request_->nbytes - have, kTableStepNbytes);
+  if (want == 0) {
+    HandleTable();
+    return Step::kMoved;
+  }
+  const size_t buffered = std::min(want, in_end_ - in_begin_);
+  if (buffered > 0) {
+    table_.insert(table_.end(), in_.begin() + in_begin_, in_.begin() + in_begin_ + buffered);
+    in_begin_ += buffered;
+    return Step::kMoved;
+  }
+  table_.resize(have + want);
+  iovec iov{table_.data() + have, want};
+  const IoResult result = ReceiveSome(fd(), &iov, 1);
+  table_.resize(have + result.nbytes());
+  return Received(result) ? Step::kMoved : Step::kBlocked;
+}
+
+bool SourceStream::Received(const IoResult& result) {
+  if (result.lost()) Lose();
+  if (result.nbytes() == 0) return false;
+  last_progress_ = Clock::now();
+  return true;
+}
+
+void SourceStream::Handle(const Frame& request) {
+  switch (request.kind) {
+    case FrameKind::kTable:
+      table_request_ = request;
+      return;
+    case FrameKind::kFetch:
+      return HandleFetch(request);
+    case FrameKind::kDone:
+      // Only of a version that is here, so that what is kept of it is forgotten with it.
+      if (worker_->versions->Holds(request.version)) {
+        worker_->tables->MarkDone(sink_, request.table, request.version, request.chunk);
+      }
+      return;
+    default:
+      return Reply(FrameKind::kPong, request);
+  }
+}
+
+void SourceStream::HandleTable() {
+  const Frame request = *table_request_;
+  const std::vector<uint8_t> bytes = std::move(table_);
+  table_request_.reset();
+  table_.clear();
+  if (Crc32c(0, bytes.data(), bytes.size()) != request.table) {
+    return Reply(FrameKind::kInvalid, request, "the table doesn't match its checksum");
+  }
+  auto table = std::make_shared<ChunkTable>();
+  const Status status =
+      DecodeChunkTable(bytes, *worker_->directory, worker_->max_chunk_nbytes, table.get());
+  if (!status.ok()) return Reply(FrameKind::kInvalid, request, status.message());
+  worker_->tables->Set(sink_, request.table, std::move(table));
+  Reply(FrameKind::kTableOk, request);
+}
+
+void SourceStream::HandleFetch(const Frame& request) {
+  std::shared_ptr<const ChunkTable> table = worker_->tables->Find(sink_, request.table);
+  if (table == nullptr) return Reply(FrameKind::kNoTable, request, "no such table of this sink");
+  if (request.chunk >= table->chunks.size()) {
+    return Reply(FrameKind::kInvalid, request, "no such chunk in the table");
+  }
+  const TableChunk& chunk = table->chunks[request.chunk];
+  std::shared_ptr<const PublishedVersion> published;
+  const Status status = worker_->versions->Find(request.version, *table, chunk, &published);
+  if (!status.ok()) return Reply(FrameKind::kGone, request, status.message());
+  Frame head = request;
+  head.kind = FrameKind::kChunk;
+  head.nbytes = chunk.nbytes;
+  EncodeFrame(head, FrameBytes(head_.data(), kFrameNbytes));
+  gather_.emplace(*worker_->directory, std::move(table), std::move(published), request.chunk);
+  crc_ = 0;
+  block_has_head_ = true;
+  FillBlock();
+}
+
+void SourceStream::Reply(FrameKind kind, const Frame& request, std::string_view text) {
+  text = text.substr(0, kMaxTextNbytes);
+  Frame head = request;
+  head.kind = kind;
+  head.nbytes = text.size();
+  EncodeFrame(head, FrameBytes(head_.data(), kFrameNbytes));
+  std::copy(text.begin(), text.end(), head_.begin() + kFrameNbytes);
+  head_iov_ = iovec{head_.data(), kFrameNbytes + text.size()};
+  cursor_ = IovecCursor(&head_iov_, 1);
+}
+
+SourceStream::Step SourceStream::SendReply() {
+  for (;;) {
+    if (cursor_.done()) {
+      if (rebuild_) {
+        gather_ = block_gather_;
+      } else if (!gather_ || gather_->done()) {
+        break;
+      } else {
+        block_has_head_ = false;
+      }
+      FillBlock();
+    }
+    Stopwatch stopwatch;
+    const IoResult result = SendSome(fd(), cursor_.iov(), cursor_.num_iov());
+    stopwatch.Lap(&stats_->wire_ns);
+    if (result.lost()) {
+      Lose();
+      return Step::kBlocked;
+    }
+    if (result.would_block()) {
+      Park();
+      return Step::kBlocked;
+    }
+    cursor_.Advance(result.nbytes());
+    block_sent_nbytes_ += result.nbytes();
+    last_progress_ = Clock::now();
+  }
+  if (gather_) {
+    stats_->nbytes.fetch_add(gather_->chunk().nbytes, std::memory_order_relaxed);
+    stats_->num_chunks.fetch_add(1, std::memory_order_relaxed);
+    gather_.reset();
+    block_gather_.reset();
+    worker_->blocks.GiveBack(std::move(block_));
+  }
+  return Step::kMoved;
+}
+
+void SourceStream::FillBlock() {
+  Stopwatch stopwatch;
+  if (block_ == nullptr) block_ = worker_->blocks.Take();
+  if (!rebuild_) {
+    block_gather_ = gather_;
+    block_sent_nbytes_ = 0;
+  }
+  block_->Clear();
+  if (block_has_head_) block_->Append(head_.data(), kFrameNbytes);
+  gather_->Fill(block_.get());
+  stopwatch.Lap(&stats_->copy_ns);
+  if (!rebuild_) {
+    for (const iovec& iov : block_->iov().subspan(block_has_head_ ? 1 : 0)) {
+      crc_ = Crc32c(crc_, iov.iov_base, iov.iov_len);
+    }
+    stopwatch.Lap(&stats_->checksum_ns);
+  }
+  if (gather_->done()) {
+    std::memcpy(trailer_.data(), &crc_, kTrailerNbytes);
+    block_->Append(trailer_.data(), kTrailerNbytes);
+  }
+  cursor_ = IovecCursor(block_->iov().data(), block_->iov().size());
+  cursor_.Advance(block_sent_nbytes_);
+  rebuild_ = false;
+}
+
+// Slow peers must not make this worker's memory grow, nor keep the others from a block.
+void SourceStream::Park() {
+  if (block_ == nullptr || worker_->blocks.num_taken() <= kMaxTakenBlocks) return;
+  worker_->blocks.GiveBack(std::move(block_));
+  cursor_ = IovecCursor();
+  rebuild_ = true;
+}
+
+}  // namespace tsr

@@ -1,0 +1,92 @@
+// The source's end of one connection: answers requests one after another.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "chunk_gather.h"
+#include "event_loop.h"
+#include "published.h"
+#include "rail_stats.h"
+#include "sink_tables.h"
+#include "wire.h"
+
+namespace tsr {
+
+// What the streams of one worker share. Outlives them.
+struct SourceWorker {
+  const ShardDirectory* directory;
+  PublishedVersions* versions;
+  SinkTables* tables;
+  uint64_t max_chunk_nbytes;
+  Clock::duration peer_timeout;
+  GatherBlockPool blocks;
+  std::unique_ptr<EventLoop> loop;
+};
+
+// Lives on its worker's thread. Closes itself when the peer breaks off, breaks the rules, or falls
+// silent; a stream in the middle of a chunk can only be closed, not turned to something else.
+class SourceStream final : public Pollable {
+ public:
+  SourceStream(UniqueFd fd, uint64_t sink, RailStats* stats, SourceWorker* worker);
+  ~SourceStream() override { Close(); }
+
+  void OnReady(uint32_t events) override;
+  void OnTick(Clock::time_point now) override;
+
+  uint64_t sink() const { return sink_; }
+  // Whether it is in the middle of sending this version, or these leaves of it.
+  bool Reads(uint64_t version) const { return gather_ && gather_->version() == version; }
+  bool Reads(uint64_t version, std::span<const uint32_t> leaves) const;
+  void Close();
+
+ private:
+  enum class Step { kMoved, kBlocked };
+
+  // Requests.
+  Step ReceiveRequest();
+  Step ReceiveTable();
+  bool Received(const IoResult& result);
+  bool has_request() const { return in_end_ - in_begin_ >= kFrameNbytes; }
+  void Handle(const Frame& request);
+  void HandleTable();
+  void HandleFetch(const Frame& request);
+
+  // Replies.
+  void Reply(FrameKind kind, const Frame& request, std::string_view text = {});
+  bool replying() const { return !cursor_.done() || gather_ || rebuild_; }
+  Step SendReply();
+  void FillBlock();
+  void Park();
+  void Lose();
+
+  const uint64_t sink_;
+  RailStats* const stats_;
+  SourceWorker* const worker_;
+  Clock::time_point last_progress_ = Clock::now();
+
+  std::array<uint8_t, 4096> in_;  // requests that were received and not yet handled
+  size_t in_begin_ = 0;
+  size_t in_end_ = 0;
+  std::optional<Frame> table_request_;  // while its table arrives
+  std::vector<uint8_t> table_;
+
+  std::array<uint8_t, kFrameNbytes + kMaxTextNbytes> head_;
+  iovec head_iov_;
+  std::array<uint8_t, kTrailerNbytes> trailer_;
+  IovecCursor cursor_;  // what is left of the reply's current block
+  // Only while a chunk is being sent.
+  std::optional<ChunkGather> gather_;
+  std::optional<ChunkGather> block_gather_;  // as it was before the current block
+  std::unique_ptr<GatherBlock> block_;
+  bool block_has_head_ = false;
+  size_t block_sent_nbytes_ = 0;
+  bool rebuild_ = false;  // the block was given back in the middle
+  uint32_t crc_ = 0;
+};
+
+}  // namespace tsr

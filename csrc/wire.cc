@@ -1,0 +1,63 @@
+#include "wire.h"
+
+#include <bit>
+#include <cstring>
+#include <string>
+
+namespace tsr {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the wire is little endian");
+
+// What lies on the wire. Every field is at its natural alignment: no padding.
+struct Layout {
+  uint8_t magic[3];
+  FrameKind kind;
+  uint32_t table;
+  uint64_t version;
+  uint64_t chunk;
+  uint64_t nbytes;
+};
+static_assert(sizeof(Layout) == kFrameNbytes);
+
+constexpr uint8_t kMagic[3] = {'T', 'S', 'R'};
+
+bool IsKnown(FrameKind kind) {
+  return (kind >= FrameKind::kTable && kind <= FrameKind::kPing) ||
+         (kind >= FrameKind::kTableOk && kind <= FrameKind::kNoTable);
+}
+
+bool NbytesFits(const Layout& layout) {
+  if (layout.kind == FrameKind::kChunk) return true;
+  if (layout.kind == FrameKind::kTable) return layout.nbytes <= kMaxTableNbytes;
+  return layout.nbytes <= (HasText(layout.kind) ? kMaxTextNbytes : 0);
+}
+
+}  // namespace
+
+void EncodeFrame(const Frame& frame, FrameBytes out) {
+  Layout layout{{kMagic[0], kMagic[1], kMagic[2]},
+                frame.kind,
+                frame.table,
+                frame.version,
+                frame.chunk,
+                frame.nbytes};
+  std::memcpy(out.data(), &layout, sizeof layout);
+}
+
+Status DecodeFrame(std::span<const uint8_t, kFrameNbytes> bytes, Frame* out) {
+  Layout layout;
+  std::memcpy(&layout, bytes.data(), sizeof layout);
+  const std::string kind = std::to_string(static_cast<int>(layout.kind));
+  if (std::memcmp(layout.magic, kMagic, sizeof kMagic) != 0 || !IsKnown(layout.kind)) {
+    return Status(Code::kInvalid, "bytes that are no frame, of kind " + kind);
+  }
+  if (!NbytesFits(layout)) {
+    return Status(Code::kInvalid, "frame of kind " + kind + " that announces " +
+                                      std::to_string(layout.nbytes) + " bytes");
+  }
+  *out = Frame{layout.kind, layout.table, layout.version, layout.chunk, layout.nbytes};
+  return Status();
+}
+
+}  // namespace tsr
