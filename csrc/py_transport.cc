@@ -1,0 +1,164 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "exporter.h"
+#include "fetcher.h"
+#include "py_errors.h"
+#include "py_module.h"
+
+namespace tsr {
+namespace {
+
+namespace py = pybind11;
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;
+
+template <typename T>
+std::span<const T> SpanOf(const Array<T>& array) {
+  return {array.data(), static_cast<size_t>(array.size())};
+}
+
+// Joins threads, so it must not hold the GIL, also where the last reference goes.
+struct ClosesWithoutGil {
+  template <typename T>
+  void operator()(T* closed) const {
+    py::gil_scoped_release release;
+    delete closed;
+  }
+};
+template <typename T>
+using Owned = std::unique_ptr<T, ClosesWithoutGil>;
+
+template <typename Call>
+void WithoutGil(Call call) {
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = call();
+  }
+  ThrowIfError(status);
+}
+
+py::dict StatsOf(const RailStatsTable& table) {
+  py::dict rails;
+  table.ForEach([&](const std::string& rail, const RailStats& stats) {
+    py::dict row;
+    row["nbytes"] = stats.nbytes.load();
+    row["num_chunks"] = stats.num_chunks.load();
+    row["num_retries"] = stats.num_retries.load();
+    row["num_lost"] = stats.num_lost.load();
+    row["copy_s"] = static_cast<double>(stats.copy_ns.load()) * 1e-9;
+    row["wire_s"] = static_cast<double>(stats.wire_ns.load()) * 1e-9;
+    row["checksum_s"] = static_cast<double>(stats.checksum_ns.load()) * 1e-9;
+    rails[py::str(rail)] = row;
+  });
+  return rails;
+}
+
+Owned<Exporter> MakeExporter(const ShardDirectory& directory, int num_workers,
+                             uint64_t max_chunk_nbytes, double peer_timeout_s) {
+  std::unique_ptr<Exporter> exporter;
+  ThrowIfError(
+      Exporter::Make(&directory, {num_workers, max_chunk_nbytes, peer_timeout_s}, &exporter));
+  return Owned<Exporter>(exporter.release());
+}
+
+Owned<Fetcher> MakeFetcher(const Plan& plan, int num_workers, int window, double peer_timeout_s) {
+  std::unique_ptr<Fetcher> fetcher;
+  ThrowIfError(Fetcher::Make(&plan, {num_workers, window, peer_timeout_s}, &fetcher));
+  return Owned<Fetcher>(fetcher.release());
+}
+
+bool Wait(const Fetcher& fetcher, double timeout_s) {
+  bool done = false;
+  WithoutGil([&] { return fetcher.Wait(Deadline::After(timeout_s), &done); });
+  return done;
+}
+
+py::dict LostReasons(Fetcher& fetcher) {
+  py::dict reasons;
+  fetcher.ForEachSource([&](SourceLink& source) {
+    std::lock_guard lock(source.mutex);
+    if (!source.lost_reason.empty()) reasons[py::int_(source.process)] = source.lost_reason;
+  });
+  return reasons;
+}
+
+void BindExporter(py::module_& module) {
+  py::class_<Exporter, Owned<Exporter>>(module, "Exporter")
+      .def(py::init(&MakeExporter), py::arg("directory"), py::arg("num_workers"),
+           py::arg("max_chunk_nbytes"), py::arg("peer_timeout_s"), py::keep_alive<1, 2>())
+      .def(
+          "publish",
+          [](Exporter& self, uint64_t version, const Array<uint64_t>& addresses,
+             const Array<int64_t>& strides) {
+            WithoutGil([&] { return self.Publish(version, SpanOf(addresses), SpanOf(strides)); });
+          },
+          py::arg("version"), py::arg("addresses"), py::arg("strides"))
+      .def(
+          "drop_leaves",
+          [](Exporter& self, uint64_t version, const std::vector<uint32_t>& leaves) {
+            WithoutGil([&] { return self.DropLeaves(version, leaves); });
+          },
+          py::arg("version"), py::arg("leaves"))
+      .def("withdraw", &Exporter::Withdraw, py::arg("version"),
+           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "finished_leaves",
+          [](const Exporter& self, uint64_t version, const std::vector<uint64_t>& sinks) {
+            py::gil_scoped_release release;
+            return self.FinishedLeaves(version, sinks);
+          },
+          py::arg("version"), py::arg("sinks"))
+      .def(
+          "add_connection",
+          [](Exporter& self, int fd, uint64_t sink, const std::string& rail) {
+            WithoutGil([&] { return self.AddConnection(UniqueFd(fd), sink, rail); });
+          },
+          py::arg("fd"), py::arg("sink"), py::arg("rail"))
+      .def("forget_sink", &Exporter::ForgetSink, py::arg("sink"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("stats", [](const Exporter& self) { return StatsOf(self.stats()); })
+      .def("close", &Exporter::Close, py::call_guard<py::gil_scoped_release>());
+}
+
+void BindFetcher(py::module_& module) {
+  py::class_<Fetcher, Owned<Fetcher>>(module, "Fetcher")
+      .def(py::init(&MakeFetcher), py::arg("plan"), py::arg("num_workers"), py::arg("window"),
+           py::arg("peer_timeout_s"), py::keep_alive<1, 2>())
+      .def(
+          "add_stream",
+          [](Fetcher& self, uint32_t process, int fd, const std::string& rail) {
+            WithoutGil([&] { return self.AddStream(process, UniqueFd(fd), rail); });
+          },
+          py::arg("source_process"), py::arg("fd"), py::arg("rail"))
+      .def("num_streams", &Fetcher::NumStreams, py::arg("source_process"))
+      .def(
+          "begin",
+          [](Fetcher& self, uint64_t version, const Array<uint64_t>& sink_addresses) {
+            WithoutGil([&] { return self.Begin(version, SpanOf(sink_addresses)); });
+          },
+          py::arg("version"), py::arg("sink_addresses"))
+      .def("wait", &Wait, py::arg("timeout_s"))
+      .def("progress_nbytes", &Fetcher::ProgressNbytes)
+      .def("fetch_seconds", &Fetcher::fetch_seconds)
+      .def("lost_reasons", &LostReasons)
+      .def("end", &Fetcher::End, py::call_guard<py::gil_scoped_release>())
+      .def("stats", [](const Fetcher& self) { return StatsOf(self.stats()); })
+      .def("close", &Fetcher::Close, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+void BindTransport(py::module_& module) {
+  BindExporter(module);
+  BindFetcher(module);
+}
+
+}  // namespace tsr

@@ -1,0 +1,202 @@
+"""Moves bytes between processes: the exporter of a trainer process, the fetcher of a sampler's.
+
+Both give their work to a few native threads; no call waits with the GIL held. They own the
+descriptors that they are given, also where the call fails.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tpu_sync_rl import _native
+from tpu_sync_rl.options import MAX_CHUNK_NBYTES
+
+_Counters = dict[str, dict[str, float]]
+
+
+class Shards(Protocol):
+    """What a process holds, as columns; `buffers.LocalShards` is one."""
+
+    @property
+    def leaf(self) -> NDArray[np.uint32]: ...
+    @property
+    def box(self) -> NDArray[np.uint32]: ...
+    @property
+    def itemsize(self) -> NDArray[np.uint32]: ...
+    @property
+    def kind(self) -> NDArray[np.uint8]: ...
+    @property
+    def rank(self) -> NDArray[np.uint32]: ...
+    @property
+    def ranges(self) -> NDArray[np.int64]: ...
+    @property
+    def num_leaves(self) -> int: ...
+
+
+class Exporter:
+    """Serves the shards of published versions. One per trainer process; any thread may call.
+
+    Memory of a version is read from `publish` until `withdraw`, `drop_leaves` or `close` has
+    returned, and never after: whoever is in the middle of sending it is cut off.
+    """
+
+    def __init__(self, shards: Shards, *, peer_timeout_s: float, num_workers: int = 2) -> None:
+        """Starts `num_workers` threads; what a sink asks for is held against `shards`.
+
+        Raises:
+            ValueError: `shards` contradicts itself.
+            SyncError: the system has no thread or descriptor left.
+        """
+        directory = _native.ShardDirectory(
+            shards.leaf,
+            shards.box,
+            shards.itemsize,
+            shards.kind,
+            shards.rank,
+            shards.ranges,
+            shards.num_leaves,
+        )
+        self._native = _native.Exporter(directory, num_workers, MAX_CHUNK_NBYTES, peer_timeout_s)
+
+    def publish(
+        self, version: int, addresses: NDArray[np.uint64], strides: NDArray[np.int64]
+    ) -> None:
+        """Makes a version readable. One that is published gets the leaves back that it dropped.
+
+        Args:
+            version: names the bytes.
+            addresses: first element of each shard, in the order of `shards`. shape=[num_shards]
+            strides: bytes between neighbours along each dimension, one shard after another.
+
+        Raises:
+            ValueError: their numbers don't fit the shards.
+        """
+        self._native.publish(version, addresses, strides)
+
+    def drop_leaves(self, version: int, leaves: Sequence[int]) -> None:
+        """Stops reading these leaves of a version. Waits for the workers, some milliseconds.
+
+        Raises:
+            VersionError: the version is not published.
+        """
+        self._native.drop_leaves(version, leaves)
+
+    def withdraw(self, version: int) -> None:
+        """Stops reading a version; nothing where it isn't published. Waits as `drop_leaves`."""
+        self._native.withdraw(version)
+
+    def finished_leaves(self, version: int, sinks: Sequence[int]) -> list[int]:
+        """Leaves, ascending, of which every one of `sinks` has verified all that it reads here.
+
+        A sink that has not shown yet what it reads has finished nothing.
+        """
+        return self._native.finished_leaves(version, sinks)
+
+    def add_connection(self, fd: int, sink: int, rail: str) -> None:
+        """Takes over the connection `fd` to a sink that has proved its id."""
+        self._native.add_connection(fd, sink, rail)
+
+    def forget_sink(self, sink: int) -> None:
+        """Closes the connections of a sink, and forgets what it reads and has."""
+        self._native.forget_sink(sink)
+
+    def stats(self) -> _Counters:
+        """Counters of each rail since the start: nbytes, num_chunks, num_lost and more."""
+        return self._native.stats()
+
+    def close(self) -> None:
+        """Closes every connection and ends the threads. May be called twice."""
+        self._native.close()
+
+
+class Fetcher:
+    """Pulls versions as a plan says. One per sampler process and trainer incarnation.
+
+    Any thread may call. Memory is written between `begin` and `end`, and never after.
+    """
+
+    def __init__(
+        self, plan: _native.Plan, *, peer_timeout_s: float, num_workers: int = 2, window: int = 3
+    ) -> None:
+        """Starts `num_workers` threads; each stream keeps `window` requests in flight.
+
+        Raises:
+            SyncError: the system has no thread or descriptor left.
+        """
+        self._native = _native.Fetcher(plan, num_workers, window, peer_timeout_s)
+        self._before: _Counters = {}
+
+    def add_stream(self, source_process: int, fd: int, rail: str) -> None:
+        """Takes over the connection `fd`; it takes part at once."""
+        self._native.add_stream(source_process, fd, rail)
+
+    def num_streams(self, source_process: int) -> int:
+        """How many streams to a source are alive."""
+        return self._native.num_streams(source_process)
+
+    def begin(self, version: int, sink_addresses: NDArray[np.uint64]) -> None:
+        """Starts to fetch; returns at once. Chunks of a source without a stream wait for one.
+
+        Args:
+            version: published by the sources.
+            sink_addresses: memory of each box of the sink, dense and row-major; pair after pair
+                of the plan, boxes in the order of the sink's layout.
+
+        Raises:
+            ValueError: another number of addresses, or the version before has not ended.
+        """
+        self._before = self._native.stats()
+        self._native.begin(version, sink_addresses)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until every chunk is verified; False when `timeout_s` passed first.
+
+        Raises:
+            VersionError: a source no longer holds the version, or a leaf of it.
+            CorruptionError: a chunk did not match its checksum again and again.
+            PlanError: a source refused the chunk table.
+        """
+        return self._native.wait(timeout_s)
+
+    def progress_nbytes(self) -> int:
+        """Bytes of the version that are verified."""
+        return self._native.progress_nbytes()
+
+    def lost_reasons(self) -> dict[int, str]:
+        """Per source process why the stream that was lost last was lost."""
+        return self._native.lost_reasons()
+
+    def end(self) -> None:
+        """Stops what is in flight; no byte lands after it returns. May be called twice.
+
+        Streams that were not in the middle of something stay for the next version.
+        """
+        self._native.end()
+
+    def stats(self) -> dict[str, Any]:
+        """What the version that began last took so far.
+
+        Returns:
+            `rails`: verified bytes per rail; `num_retries`: chunks that were asked for again;
+            `fetch_s`: until the last chunk was verified; `copy_s`, `wire_s`, `checksum_s`: what
+            the threads spent it with, together.
+        """
+        rails: dict[str, int] = {}
+        totals = dict.fromkeys(("num_retries", "copy_s", "wire_s", "checksum_s"), 0.0)
+        for rail, counters in self._native.stats().items():
+            before = self._before.get(rail, {})
+            rails[rail] = int(counters["nbytes"] - before.get("nbytes", 0))
+            for name in totals:
+                totals[name] += counters[name] - before.get(name, 0)
+        return {
+            **totals,
+            "rails": rails,
+            "num_retries": int(totals["num_retries"]),
+            "fetch_s": self._native.fetch_seconds(),
+        }
+
+    def close(self) -> None:
+        """Closes every stream and ends the threads; a waiting call fails. May be called twice."""
+        self._native.close()
