@@ -1,0 +1,151 @@
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from tpu_sync_rl.bench import models
+from tpu_sync_rl.bench.figures import Figure
+from tpu_sync_rl.bench.programs import Layout
+from tpu_sync_rl.bench.raw_limits import WRITE_NBYTES, RawLimits
+
+
+def mesh(fsdp, tp):
+    return jax.make_mesh((fsdp, tp), ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_leaves", "nbytes"),
+    [
+        ("list", 288, 1_073_721_600),
+        ("gemma2-2b", 262, 5_229_153_792),
+        ("many-small", 10_000, 28_366_720),
+        ("one-big", 1, 1 << 30),
+    ],
+)
+def test_models_have_their_published_sizes(name, num_leaves, nbytes):
+    leaves = models.model(name)
+    assert (len(leaves), models.model_nbytes(leaves)) == (num_leaves, nbytes)
+
+
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_scaled_model_is_about_as_large_as_asked_and_divisible(name):
+    leaves = models.model(name, 8_000_000)
+    assert 0.7 < models.model_nbytes(leaves) / 8e6 < 1.5
+    assert not any(n % 16 for shape, _ in leaves.values() for n in shape)
+
+
+def test_contents_do_not_depend_on_mesh_or_order_of_leaves():
+    leaves = models.model("list", 1_000_000)
+    params = models.make_params(models.structs(leaves, mesh(1, 4)), 3)
+    target = models.structs(leaves, mesh(2, 2))
+    moved = {key: jax.device_put(params[key], target[key].sharding) for key in sorted(leaves)}
+    assert models.wrong_leaves(moved, 3) == []
+    assert models.wrong_leaves(moved, 4) == sorted(leaves)
+
+
+def test_version_is_made_in_the_memory_of_the_one_before():
+    like = models.structs(models.model("one-big", 1_000_000), mesh(1, 1))
+    first = models.make_params(like, 1)
+    address = first["leaf"].unsafe_buffer_pointer()
+    second = models.make_params(like, 2, first)
+    assert first["leaf"].is_deleted()
+    assert second["leaf"].unsafe_buffer_pointer() == address
+
+
+@pytest.mark.parametrize("change", ["one bit", "two elements swapped", "two leaves swapped"])
+def test_wrong_bytes_are_found(change):
+    leaves = models.model("one-big", 100_000)
+    shape, spec = leaves["leaf"]
+    like = models.structs({"leaf": (shape, spec), "other": (shape, spec)}, mesh(2, 2))
+    params = models.make_params(like, 1)
+    bits = {key: np.array(leaf).view(np.uint16) for key, leaf in params.items()}
+    if change == "one bit":
+        bits["leaf"][7, 9] ^= 1
+    elif change == "two elements swapped":
+        bits["leaf"][[7, 8], 9] = bits["leaf"][[8, 7], 9]
+    else:
+        bits["leaf"] = bits["other"]
+    changed = {
+        key: jax.device_put(rows.view(models.DTYPE), like[key].sharding)
+        for key, rows in bits.items()
+    }
+    assert models.wrong_leaves(changed, 1) == ["leaf"]
+
+
+def test_layout_counts_the_devices_of_all_processes():
+    layout = Layout.parse("2x4", 4)
+    assert (layout.num_devices, layout.num_processes, str(layout)) == (8, 4, "2x4")
+
+
+@pytest.mark.parametrize(
+    ("text", "num_processes", "message"),
+    [
+        ("4", 1, "a mesh is FSDPxTP, such as 1x4, not '4'"),
+        ("0x4", 1, "a mesh is FSDPxTP"),
+        ("1xa", 1, "a mesh is FSDPxTP"),
+        ("1x4", 3, "3 processes can't share the 4 devices of 1x4"),
+        ("1x4", 0, "0 processes can't share"),
+    ],
+)
+def test_unfit_layout_is_refused(text, num_processes, message):
+    with pytest.raises(ValueError, match=message):
+        Layout.parse(text, num_processes)
+
+
+def test_figure_compares_within_rounds():
+    ours, limit = Figure("ours", [1.0, 8.0, 3.0]), Figure("limit", [2.0, 8.0, 4.0])
+    assert ours.median == 3.0
+    assert ours.over(limit) == 0.75
+    assert ours.to_dict()["max"] == 8.0
+
+
+def test_raw_limits_are_sampled_again_and_again():
+    with RawLimits(4 * WRITE_NBYTES, None) as raw:
+        assert raw.nbytes == 4 * WRITE_NBYTES
+        assert all(raw.sockets_gbytes_per_s() > 0 for _ in range(3))
+        assert raw.memcpy_gbytes_per_s() > 0
+
+
+def run_bench(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "tpu_sync_rl.bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_wire_measures_and_writes_every_sample(tmp_path):
+    result = tmp_path / "wire.json"
+    done = run_bench(
+        *("wire", "--model=list", "--nbytes=2000000", "--rounds=2", f"--json={result}"),
+        *("--trainer_mesh=1x4", "--trainer_processes=2", "--sampler_mesh=2x2", "--replicas=2"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "whole call" in done.stdout and "every byte of 2 versions verified" in done.stdout
+    written = json.loads(result.read_text())
+    assert {figure["name"]: len(figure["samples"]) for figure in written["figures"]} == {
+        "whole call": 2,
+        "wire phase": 2,
+        "raw sockets": 2,
+        "memcpy": 2,
+    }
+    assert [len(reports) for reports in written["sampler_reports"]] == [2, 2]
+    moved = written["trainer_reports"][0][0]["wire_nbytes"]
+    assert moved == 2 * written["nbytes"]
+    assert written["settings"]["trainer_mesh"] == "1x4"
+
+
+def test_unknown_congestion_control_is_refused():
+    with pytest.raises(ValueError, match="congestion control 'nothing': .*; here are "):
+        RawLimits(WRITE_NBYTES, "nothing")
+
+
+def test_wire_refuses_what_does_not_fit():
+    done = run_bench("wire", "--trainer_mesh=1x3", "--trainer_processes=2")
+    assert done.returncode == 1
+    assert "wire: 2 processes can't share the 3 devices of 1x3" in done.stderr

@@ -1,0 +1,1 @@
+"""Benchmarks, as `python -m tpu_sync_rl.bench COMMAND`: measured beside the machine's limits."""

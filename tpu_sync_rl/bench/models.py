@@ -1,0 +1,155 @@
+"""Params to measure with: shapes, specs over (fsdp, tp), and contents that anyone can recompute.
+
+Every element is a hash of its leaf, its position in the leaf and the version, so a sampler checks
+every byte on its own mesh without hearing anything from the trainer.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+DTYPE = jnp.bfloat16
+ITEMSIZE = 2
+
+Model = Mapping[str, tuple[tuple[int, ...], P]]  # key -> global shape and spec
+
+
+def model(name: str, nbytes: int | None = None) -> Model:
+    """The model `name` of `MODELS`, scaled to about `nbytes` (None: as published).
+
+    Dimensions stay multiples of 16, so that meshes of up to 16 devices divide them.
+    """
+    full = MODELS[name]()
+    if nbytes is None:
+        return full
+    ratio = nbytes / model_nbytes(full)
+    if name == "many-small":
+        return dict(list(full.items())[: max(1, round(len(full) * ratio))])
+    return {key: (_scaled(shape, ratio), spec) for key, (shape, spec) in full.items()}
+
+
+def model_nbytes(leaves: Model) -> int:
+    """Bytes of one copy of the params."""
+    return sum(prod(shape) * ITEMSIZE for shape, _ in leaves.values())
+
+
+def structs(leaves: Model, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """The params as `like` of a sampler on `mesh`, whose axes are fsdp and tp."""
+    return {
+        key: jax.ShapeDtypeStruct(shape, DTYPE, sharding=NamedSharding(mesh, spec))
+        for key, (shape, spec) in leaves.items()
+    }
+
+
+def make_params(
+    like: Mapping[str, jax.ShapeDtypeStruct],
+    version: int,
+    old: Mapping[str, jax.Array] | None = None,
+) -> dict[str, jax.Array]:
+    """The params of `version`, as a training step makes them: in the memory of `old`, donated."""
+    params = {}
+    for key, leaf in like.items():
+        memory = old[key] if old else jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+        params[key] = _refill(leaf.sharding)(memory, _salt(key, version))
+    jax.block_until_ready(params)
+    return params
+
+
+def wrong_leaves(params: Mapping[str, jax.Array], version: int) -> list[str]:
+    """Keys of leaves of which a shard in this process differs from `version` in any bit."""
+    verdicts = []
+    for key, leaf in params.items():
+        salt = _salt(key, version)
+        for shard in leaf.addressable_shards:
+            starts = tuple(np.uint32(part.start or 0) for part in shard.index)
+            verdicts.append((key, _matches(leaf.shape)(shard.data, starts, salt)))
+    return sorted({key for key, verdict in verdicts if not verdict})
+
+
+def _salt(key: str, version: int) -> np.uint32:
+    return np.uint32(zlib.crc32(f"{key} {version}".encode()))
+
+
+def _contents(
+    local: tuple[int, ...], shape: tuple[int, ...], starts: tuple[jax.Array, ...], salt: jax.Array
+) -> jax.Array:
+    """Bits, uint16, of the box of extents `local` that begins at `starts` in a leaf of `shape`."""
+    position = jnp.full(local, salt, jnp.uint32)
+    for dim, start in enumerate(starts):
+        stride = prod(shape[dim + 1 :])
+        position += (jax.lax.broadcasted_iota(jnp.uint32, local, dim) + start) * np.uint32(
+            stride & 0xFFFFFFFF
+        )
+    position = (position ^ (position >> 16)) * np.uint32(0x7FEB352D)
+    position = (position ^ (position >> 15)) * np.uint32(0x846CA68B)
+    return (position >> 16).astype(jnp.uint16)
+
+
+@cache
+def _refill(sharding: NamedSharding) -> Callable[[jax.Array, np.uint32], jax.Array]:
+    def refill(old: jax.Array, salt: jax.Array) -> jax.Array:
+        starts = (jnp.uint32(0),) * old.ndim
+        bits = _contents(old.shape, old.shape, starts, salt)
+        return jax.lax.bitcast_convert_type(bits, old.dtype)
+
+    return jax.jit(refill, donate_argnums=0, keep_unused=True, out_shardings=sharding)
+
+
+@cache
+def _matches(
+    shape: tuple[int, ...],
+) -> Callable[[jax.Array, tuple[np.uint32, ...], np.uint32], jax.Array]:
+    def matches(shard: jax.Array, starts: tuple[jax.Array, ...], salt: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(shard, jnp.uint16)
+        return jnp.all(bits == _contents(shard.shape, shape, starts, salt))
+
+    return jax.jit(matches)
+
+
+def _scaled(shape: tuple[int, ...], ratio: float) -> tuple[int, ...]:
+    return tuple(max(16, round(n * ratio**0.5 / 16) * 16) for n in shape)
+
+
+def _gemma2(width: int, heads: int, kv: int, hidden: int, vocabulary: int, norms: int) -> Model:
+    leaves: dict[str, tuple[tuple[int, ...], P]] = {}
+    for layer in range(26):
+        leaves |= {
+            f"layer_{layer:02}/attn/q": ((width, heads), P("fsdp", "tp")),
+            f"layer_{layer:02}/attn/k": ((width, kv), P("fsdp", "tp")),
+            f"layer_{layer:02}/attn/v": ((width, kv), P("fsdp", "tp")),
+            f"layer_{layer:02}/attn/o": ((heads, width), P("tp", "fsdp")),
+            f"layer_{layer:02}/mlp/gate": ((width, hidden), P("fsdp", "tp")),
+            f"layer_{layer:02}/mlp/up": ((width, hidden), P("fsdp", "tp")),
+            f"layer_{layer:02}/mlp/down": ((hidden, width), P("tp", "fsdp")),
+        }
+        leaves |= {f"layer_{layer:02}/norm_{i}": ((width,), P("fsdp")) for i in range(norms)}
+    leaves["embed"] = ((vocabulary, width), P("tp", "fsdp"))
+    leaves["final_norm"] = ((width,), P("fsdp"))
+    return leaves
+
+
+def _many_small() -> Model:
+    shapes = [(64,), (256,), (1024,), (64, 16), (64, 32), (64, 64)]
+    return {
+        f"leaf_{i:05}": (shapes[i % 6], P("fsdp", "tp") if i % 6 > 2 else P("fsdp"))
+        for i in range(10_000)
+    }
+
+
+MODELS: Mapping[str, Callable[[], Model]] = {
+    # 288 leaves, 1.07 GB: Gemma 2 2B at half its width, with four norms a layer.
+    "list": lambda: _gemma2(1152, 1024, 512, 4608, 26624, norms=4),
+    # 262 leaves, 5.2 GB.
+    "gemma2-2b": lambda: _gemma2(2304, 2048, 1024, 9216, 256128, norms=3),
+    # 10,000 leaves of 64 to 4,096 elements.
+    "many-small": _many_small,
+    # One leaf of 1 GiB.
+    "one-big": lambda: {"leaf": ((16384, 32768), P("fsdp", "tp"))},
+}

@@ -1,0 +1,156 @@
+"""What the machine can do without us: raw TCP sockets and memcpy, in processes of their own.
+
+Both move bytes between blocks of memory that were touched before, as a steady state has them.
+"""
+
+import multiprocessing
+import socket
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+NUM_CONNECTIONS = 2
+WRITE_NBYTES = 1 << 20
+
+
+class RawLimits:
+    """A sender and a receiver process with open connections, measured one sample at a time.
+
+    Args:
+        nbytes: bytes of a sample, over all connections.
+        congestion: TCP congestion control; None leaves the system's.
+        host: address that the receiver listens on.
+
+    Raises:
+        ValueError: the kernel does not know the congestion control.
+    """"""
+
+    def __init__(self, nbytes: int, congestion: str | None, host: str = "127.0.0.1") -> None:
+        with socket.socket() as probe:
+            _set_congestion(probe, congestion)
+        share = max(WRITE_NBYTES, nbytes // NUM_CONNECTIONS // WRITE_NBYTES * WRITE_NBYTES)
+        self.nbytes = share * NUM_CONNECTIONS
+        spawn = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        address = None
+        for role in (_receiver, _sender):
+            pipe, theirs = spawn.Pipe()
+            process = spawn.Process(
+                target=role, args=(theirs, share, congestion, address or (host, 0)), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(pipe)
+            self._processes.append(process)
+            address = address or pipe.recv()
+        for pipe in self._pipes:
+            pipe.recv()  # its memory is touched, its connections stand
+
+    def sockets_gbytes_per_s(self) -> float:
+        """One sample: from the word to go until the last byte is in the receiver's memory."""
+        began = time.monotonic()
+        for pipe in self._pipes:
+            pipe.send("stream")
+        ended: float = max(pipe.recv() for pipe in self._pipes)
+        return self.nbytes / (ended - began) / 1e9
+
+    def memcpy_gbytes_per_s(self) -> float:
+        """One sample: a copy in one process, as many threads as there are connections."""
+        self._pipes[0].send("copy")
+        seconds: float = self._pipes[0].recv()
+        return self.nbytes / seconds / 1e9
+
+    def close(self) -> None:
+        """Ends both processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join()
+
+    def __enter__(self) -> "RawLimits":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _receiver(pipe: Connection, share: int, congestion: str | None, address: Any) -> None:
+    blocks = _touched(share)
+    copies = _touched(share)
+    with socket.create_server(address) as listener:
+        _set_congestion(listener, congestion)
+        pipe.send(listener.getsockname()[:2])
+        connections = [listener.accept()[0] for _ in range(NUM_CONNECTIONS)]
+
+    def receive(i: int) -> None:
+        block = blocks[i].data
+        for start in range(0, share, WRITE_NBYTES):
+            connections[i].recv_into(block[start:], WRITE_NBYTES, socket.MSG_WAITALL)
+
+    def copy(i: int) -> None:
+        np.copyto(copies[i], blocks[i])
+
+    _serve(pipe, {"stream": receive, "copy": copy})
+
+
+def _sender(pipe: Connection, share: int, congestion: str | None, address: Any) -> None:
+    blocks = _touched(share)
+    connections = []
+    for _ in range(NUM_CONNECTIONS):
+        connection = socket.socket()
+        _set_congestion(connection, congestion)
+        connection.connect(address)
+        connections.append(connection)
+
+    def send(i: int) -> None:
+        block = blocks[i].data
+        for start in range(0, share, WRITE_NBYTES):
+            connections[i].sendall(block[start : start + WRITE_NBYTES])
+
+    _serve(pipe, {"stream": send})
+
+
+def _serve(pipe: Connection, jobs: dict[str, Callable[[int], None]]) -> None:
+    """Does what the pipe names, on all connections at once, until the other end is gone."""
+    pipe.send("ready")
+    while True:
+        try:
+            word = pipe.recv()
+        except EOFError:
+            return
+        began = time.monotonic()
+        threads = [threading.Thread(target=jobs[word], args=(i,)) for i in range(NUM_CONNECTIONS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ended = time.monotonic()
+        pipe.send(ended if word == "stream" else ended - began)
+
+
+def _touched(nbytes: int) -> list[np.ndarray]:
+    return [np.ones(nbytes, np.uint8) for _ in range(NUM_CONNECTIONS)]
+
+
+def _set_congestion(connection: socket.socket, congestion: str | None) -> None:
+    if congestion is None:
+        return
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+    except OSError as error:
+        known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+        raise ValueError(
+            f"congestion control {congestion!r}: {error.strerror}; here are {', '.join(known)}"
+        ) from error
