@@ -29,7 +29,7 @@ class RawLimits:
 
     Raises:
         ValueError: the kernel does not know the congestion control.
-    """"""
+    """
 
     def __init__(self, nbytes: int, congestion: str | None, host: str = "127.0.0.1") -> None:
         with socket.socket() as probe:
