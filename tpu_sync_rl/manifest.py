@@ -141,6 +141,8 @@ class Manifest:
             raise ValueError(f"not a manifest: {error}") from error
         if wire.format != _FORMAT:
             raise ValueError(f"manifest of format {wire.format}, expected {_FORMAT}")
+        if wire.num_processes < 1:
+            raise ValueError(f"manifest of {wire.num_processes} processes")
         layouts = tuple(_layout_from(layout, wire.num_processes) for layout in wire.layouts)
         leaves = tuple(
             Leaf(leaf.key, leaf.dtype, leaf.itemsize, tuple(leaf.shape), leaf.layout)
@@ -160,7 +162,8 @@ class Manifest:
 
 def _layout_from(wire: _WireLayout, num_processes: int) -> BoxLayout:
     rank = len(wire.shape)
-    if rank > MAX_RANK or min(wire.shape, default=0) < 0 or prod(wire.shape) >= _MAX_ELEMENTS:
+    extents_fit = all(0 <= extent < _MAX_ELEMENTS for extent in wire.shape)
+    if rank > MAX_RANK or not extents_fit or prod(wire.shape) >= _MAX_ELEMENTS:
         raise ValueError(f"manifest has a layout of shape {wire.shape}")
     try:
         offsets = np.frombuffer(wire.holder_offsets, "<u4").astype(np.uint32)

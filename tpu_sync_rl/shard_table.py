@@ -155,7 +155,7 @@ def _lay_out(row: _Row, one_client: bool) -> tuple[BoxLayout, Mapping[jax.Device
 
 def _distinct(every: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct boxes of `every`, ascending, and for each row its index among them."""
-    flat = every.reshape(len(every), -1)
+    flat = every.reshape(len(every), 2 * every.shape[1])
     if flat.shape[1] == 0:
         return every[:1], np.zeros(len(every), np.int64)
     boxes, inverse = np.unique(flat, axis=0, return_inverse=True)
