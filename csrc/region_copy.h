@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "box.h"
 #include "cast.h"
 
 namespace tsr {
@@ -31,7 +32,7 @@ void CopyRegion(Op op, int64_t itemsize, std::span<const int64_t> extents, Strid
 // Holds no memory of its own beyond its counters; ranks up to kMaxRank.
 class RunIterator {
  public:
-  static constexpr int kMaxRank = 32;
+  static constexpr int kMaxRank = tsr::kMaxRank;
 
   // `extents` and `strides` are copied. Adjacent dimensions that are dense are merged.
   RunIterator(int64_t itemsize, std::span<const int64_t> extents,
