@@ -95,6 +95,7 @@ def _child_environment(token: bytes) -> dict[str, str]:
     environment = dict(os.environ)
     environment.pop("TSR_TOKEN_FILE", None)
     environment.pop("TSR_TOKEN", None)
+    environment.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is reported as an error
     if token:
         environment["TSR_TOKEN"] = os.fsdecode(token)
     # The child finds this very package, from whatever folder it is started.

@@ -14,6 +14,8 @@ gives to one sampler process for one connection of its session; it names chunk t
 import msgspec
 from msgspec import Struct
 
+from tpu_sync_rl.process_stats import ProcessStats
+
 
 class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Base of everything that crosses the control connection."""
@@ -32,16 +34,6 @@ class Held(Struct, frozen=True):
 
     incarnation: str
     version: int
-
-
-class ProcessStats(Struct, frozen=True):
-    """What one sampler process measured while it received a version."""
-
-    nbytes: int
-    wire_nbytes: int
-    seconds: dict[str, float]
-    rails: dict[str, int]  # bytes received per rail
-    num_retries: int
 
 
 class ReplicaStatus(Struct, frozen=True):

@@ -1,0 +1,259 @@
+"""One life of the trainer as the coordinator sees it: its processes, calls and versions."""
+
+from collections.abc import Collection
+
+from tpu_sync_rl.members import Member, Program
+from tpu_sync_rl.messages import (
+    Address,
+    Announced,
+    CloseJob,
+    FetchFailed,
+    Held,
+    JoinTrainer,
+    Outcome,
+    Pins,
+    PinsKept,
+    Publish,
+    TrainerJoined,
+    TrainerUp,
+)
+from tpu_sync_rl.publish_call import PublishCall
+from tpu_sync_rl.readers import Readers
+from tpu_sync_rl.replica import Replica, covers
+
+# Decided calls that are kept for a process that missed their end.
+_NUM_KEPT_CALLS = 64
+
+
+class Incarnation(Program):
+    """One life of a trainer program.
+
+    Attributes:
+        newest: the last version announced.
+        readers: of each version that is pinned, and of the newest.
+    """
+
+    def __init__(self, first: JoinTrainer, epoch: int, patience_s: float, now: float) -> None:
+        super().__init__(first.incarnation, first.process_count)
+        self.epoch = epoch
+        self.newest: Held | None = None
+        self.readers: dict[int, Readers] = {}
+        self.lease_s = first.straggler_timeout_s
+        self._digest = ""
+        self._manifest = b""
+        self._addresses: dict[int, list[Address]] = {}
+        self._calls: dict[int, PublishCall] = {}
+        self._close_by: dict[int, float] = {}  # per process that wants the job to end
+        self._patience_s = patience_s
+        # What another coordinator announced and nobody has published again here.
+        self._inherited: set[int] = set()
+        self._inherited_until = now + patience_s if first.epoch else now
+
+    # --- membership
+
+    def join(self, member: Member, message: JoinTrainer) -> None:
+        """Takes a process in and tells it what it may have missed."""
+        process = member.process_index
+        self.connect(member)
+        self._addresses[process] = message.addresses
+        member.send(TrainerJoined(self.epoch))
+        for number, call in sorted(self._calls.items()):
+            if number < message.call:
+                continue
+            if call.held is not None:
+                member.send(Announced(number, call.held.version))
+            if call.outcome is not None:
+                member.send(call.outcome)
+        newest = -1 if self.newest is None else self.newest.version
+        for version in {*message.pinned, *self.readers}:
+            if version in self.readers:
+                member.send(self.readers[version].again(process))
+            elif version <= newest:
+                member.send(Pins(version, [], 0))
+            elif self.newest is None:
+                self._inherited.add(version)
+
+    def up(self) -> TrainerUp | None:
+        """What samplers have to know of it; None before its manifest is known."""
+        if not self._digest or len(self._addresses) < self.process_count:
+            return None
+        sources = [self._addresses[process] for process in range(self.process_count)]
+        return TrainerUp(self.name, self._digest, self._manifest, sources)
+
+    @property
+    def digest(self) -> str:
+        """Of its manifest; "" before that is known."""
+        return self._digest
+
+    # --- calls
+
+    def publish(self, member: Member, message: Publish, now: float) -> None:
+        """A process has entered a call."""
+        call = self._calls.get(message.call)
+        if call is None:
+            call = PublishCall(message.call, self.name, message.timeout_s, now)
+            self._calls[message.call] = call
+            for number in sorted(self._calls)[:-_NUM_KEPT_CALLS]:
+                if self._calls[number].outcome is not None:
+                    del self._calls[number]
+        if call.outcome is not None:
+            member.send(call.outcome)
+        elif call.held is not None:
+            member.send(Announced(call.number, call.held.version))
+        else:
+            call.publishes[member.process_index] = message
+
+    def give_up(self, call: int, now: float) -> None:
+        """The deadline of a call has passed in some process."""
+        if call in self._calls:
+            self._calls[call].give_up(now)
+
+    def announce(self, replicas: Collection[Replica], now: float) -> None:
+        """Announces versions, or ends their calls, in the order of the calls."""
+        departed = self.departed(now, self._patience_s)
+        for call in self._open_calls():
+            outcome: Outcome | None = None
+            if departed:
+                outcome = Outcome("PeerLostError", f"the trainer's {departed}", None)
+            elif call.held is None:
+                outcome = self._try(call, replicas, now)
+            if outcome is not None:
+                self._decide(call, outcome, replicas)
+            elif call.held is None:
+                break  # the next one has to wait for it
+
+    def conclude(self, replicas: Collection[Replica], now: float) -> None:
+        """Ends calls whose version is announced: everybody has it, or their time is over."""
+        for call in self._open_calls():
+            if call.held is None:
+                continue
+            if call.observe():
+                self._decide(call, Outcome("", "", call.held), replicas)
+            elif call.expired(now):
+                text = f"version {call.held.version} stays announced, but {call.lacking()}"
+                self._decide(call, Outcome("SyncTimeoutError", text, None), replicas)
+
+    def lose_calls(self, text: str, replicas: Collection[Replica]) -> None:
+        """Ends every open call: a process is gone that it needs."""
+        for call in self._open_calls():
+            self._decide(call, Outcome("PeerLostError", f"the trainer's {text}", None), replicas)
+
+    def end_calls(self, replicas: Collection[Replica]) -> None:
+        """Ends every open call: the job is over."""
+        for call in self._open_calls():
+            self._decide(call, Outcome("SyncError", "the job was closed first", None), replicas)
+
+    def _open_calls(self) -> list[PublishCall]:
+        return [call for _, call in sorted(self._calls.items()) if call.outcome is None]
+
+    def _decide(self, call: PublishCall, outcome: Outcome, replicas: Collection[Replica]) -> None:
+        self.broadcast(call.decide(outcome, replicas))
+
+    def _try(self, call: PublishCall, replicas: Collection[Replica], now: float) -> Outcome | None:
+        """Announces the version of a call, or tells why it never will be; None also for "wait"."""
+        first = call.first
+        if len(call.publishes) < self.process_count:
+            if not call.expired(now):
+                return None
+            late = sorted(set(range(self.process_count)) - call.publishes.keys())
+            text = self.absent() or f"process {late} of the trainer has not entered the call"
+            return Outcome("SyncTimeoutError", f"version {first.version}: {text}", None)
+        newest = None if self.newest is None else self.newest.version
+        flaw = call.flaw(newest, self._digest)
+        if flaw is not None:
+            return flaw
+        if not self._digest:
+            self._digest, self._manifest = first.digest, call.manifest or b""
+        if sum(replica.is_admitted for replica in replicas) >= first.min_replicas:
+            self._announce(call, {replica for replica in replicas if replica.is_live}, now)
+            return None
+        unmet = call.unmet(replicas, now, self.lease_s)
+        if unmet is None and call.expired(now):
+            unmet = Outcome("SyncTimeoutError", call.shortage(replicas), None)
+        return unmet
+
+    def _announce(self, call: PublishCall, live: set[Replica], now: float) -> None:
+        held = Held(self.name, call.first.version)
+        call.held, call.waiting, self.newest = held, set(live), held
+        self.readers[held.version] = Readers(held, live, now, self.lease_s, self.process_count)
+        self.broadcast(Announced(call.number, held.version))
+        self._let_go_inherited(self._inherited - {held.version})
+        self._inherited.clear()
+
+    # --- pins and transfers
+
+    def serve(self, replicas: Collection[Replica], now: float) -> None:
+        """Brings pins and transfers up to date."""
+        for version, readers in list(self.readers.items()):
+            is_newest = readers.held == self.newest
+            wanting = {
+                replica
+                for replica in replicas
+                if replica.is_live
+                and not covers(replica.received, readers.held)
+                and (is_newest or replica.is_receiving(readers.held))
+            }
+            able = {r for r in wanting if is_newest and self.complete and r.is_ready(now)}
+            pins = readers.update(wanting, able, now)
+            if pins is not None:
+                self.broadcast(pins)
+            if readers.unread and not is_newest:
+                del self.readers[version]
+        newest = self.newest
+        for replica in replicas:
+            if replica.transfer is not None and not self._grants(replica, replica.transfer.held):
+                replica.abandon()
+            if newest is None or not self.complete or not replica.is_ready(now):
+                continue
+            if self._grants(replica, newest):
+                self.readers[newest.version].begin(replica, now)
+                replica.begin(newest)
+        if self._inherited and now >= self._inherited_until:
+            again = {call.first.version for call in self._open_calls()}
+            self._let_go_inherited(self._inherited - again)
+            self._inherited &= again
+
+    def kept(self, process: int, message: PinsKept, now: float) -> None:
+        """A process has answered whether it could pin a version again."""
+        if message.version in self.readers:
+            self.readers[message.version].answer(process, message.ask, message.kept, now)
+
+    def failed(self, replica: Replica, message: FetchFailed) -> None:
+        """A transfer has failed: where a source let the version go, it is to be asked again."""
+        readers = self.readers.get(message.held.version)
+        if message.error == "VersionError" and readers is not None:
+            readers.withdraw(replica)
+
+    def _grants(self, replica: Replica, held: Held) -> bool:
+        readers = self.readers.get(held.version)
+        return readers is not None and readers.held == held and replica in readers.granted
+
+    def _let_go_inherited(self, versions: set[int]) -> None:
+        for version in sorted(versions):
+            self.broadcast(Pins(version, [], 0))
+
+    # --- the end
+
+    def close(self, process: int, message: CloseJob, now: float) -> None:
+        """A process wants the job to end."""
+        self._close_by[process] = now + message.timeout_s
+
+    def is_over(self, replicas: Collection[Replica], now: float) -> bool:
+        """Whether all processes want the job to end, and samplers have what they can get."""
+        if not self.members or not self.members.keys() <= self._close_by.keys():
+            return False
+        if now >= max(self._close_by[process] for process in self.members):
+            return True
+        return not any(self._may_commit(replica) for replica in replicas)
+
+    def _may_commit(self, replica: Replica) -> bool:
+        """Whether `replica` lacks the newest version and can still get to commit it."""
+        newest = self.newest
+        if newest is None or not replica.is_live or covers(replica.calls.taken, newest):
+            return False
+        if covers(replica.received, newest) or replica.is_receiving(newest):
+            return True
+        if self._grants(replica, newest):
+            return self.complete
+        may_serve = self.readers[newest.version].may_serve(replica)
+        return self.complete and replica.is_admitted and may_serve

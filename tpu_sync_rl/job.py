@@ -1,0 +1,278 @@
+"""One job as the coordinator sees it: who is in it, and what follows from what they say.
+
+Pure and synchronous: messages and the time come in, messages go out through `Member.send`.
+"""
+
+import secrets
+from collections.abc import Callable
+
+from tpu_sync_rl.errors import SyncError, VersionError
+from tpu_sync_rl.incarnation import Incarnation
+from tpu_sync_rl.members import Member, Program
+from tpu_sync_rl.messages import (
+    Admit,
+    CloseJob,
+    FetchFailed,
+    GiveUp,
+    Held,
+    JobClosed,
+    JoinSampler,
+    JoinTrainer,
+    Latest,
+    Leave,
+    PinsKept,
+    Prepared,
+    Publish,
+    RefusalTaken,
+    Refuse,
+    Take,
+    ToCoordinator,
+    Took,
+    TrainerJoined,
+)
+from tpu_sync_rl.replica import Replica
+
+
+def _new_sink() -> int:
+    return secrets.randbits(62) + 1
+
+
+class Job:
+    """A named policy with one trainer and many samplers.
+
+    Args:
+        name: of the job.
+        patience_s: for how long a lost process may come back before calls fail for it.
+        new_sink: draws the id of a sampler process.
+    """
+
+    def __init__(
+        self, name: str, patience_s: float, new_sink: Callable[[], int] = _new_sink
+    ) -> None:
+        self._name = name
+        self._patience_s = patience_s
+        self._new_sink = new_sink
+        self._epoch = 0
+        self._trainer: Incarnation | None = None
+        self._closed = ""  # the incarnation that ended the job last
+        self._seen: set[str] = set()  # all incarnations, the present one too
+        self._replicas: dict[str, Replica] = {}
+        self._fenced: set[tuple[str, str]] = set()  # former lives of replicas
+
+    # --- what happens
+
+    def on_message(self, member: Member, message: ToCoordinator, now: float) -> None:
+        """A proved stream brought a message; the first one has to be its join.
+
+        Raises:
+            SyncError: `member` has no business to send it; its stream is to be ended.
+        """
+        if isinstance(message, JoinTrainer):
+            self._join_trainer(member, message, now)
+        elif isinstance(message, JoinSampler):
+            self._join_sampler(member, message, now)
+        else:
+            program = self._program(member)
+            if program is None:
+                return  # fenced, or the job has ended: what it still says is of no interest
+            if isinstance(message, Leave):
+                self._disconnect(program, member, now, left=True)
+            elif isinstance(program, Replica):
+                self._on_sampler(program, member, message, now)
+            else:
+                assert isinstance(program, Incarnation)
+                self._on_trainer(program, member, message, now)
+        self.on_time(now)
+
+    def on_lost(self, member: Member, now: float) -> None:
+        """A stream has broken, or its process has fallen silent."""
+        program = self._program(member)
+        if program is not None:
+            self._disconnect(program, member, now, left=False)
+            self.on_time(now)
+
+    def on_time(self, now: float) -> None:
+        """Does whatever is due at `now`. To be called several times a second."""
+        trainer, replicas = self._trainer, self._part()
+        if trainer is not None:
+            before = trainer.digest, trainer.newest
+            trainer.announce(replicas, now)
+            self._tell(trainer, replicas, *before)
+        for replica in replicas:
+            replica.decide(now, None if trainer is None else trainer.name, self._situation())
+        if trainer is None:
+            return
+        # Pins before outcomes: a trainer whose call is over finds its views let go.
+        trainer.serve(replicas, now)
+        trainer.conclude(replicas, now)
+        if trainer.is_over(replicas, now):
+            self._end(trainer)
+
+    def _tell(
+        self, trainer: Incarnation, replicas: list[Replica], digest: str, newest: Held | None
+    ) -> None:
+        """Tells samplers what is new of the trainer since it had `digest` and `newest`."""
+        up = trainer.up() if trainer.digest != digest else None
+        latest = trainer.newest if trainer.newest != newest else None
+        for replica in replicas:
+            if up is not None:
+                replica.broadcast(up)
+            if latest is not None:
+                replica.broadcast(Latest(latest))
+
+    # --- membership
+
+    def _program(self, member: Member) -> Program | None:
+        programs = {"trainer": self._trainer, "sampler": self._replicas.get(member.name)}
+        program = programs[member.role]
+        return program if program is not None and program.has(member) else None
+
+    def _part(self) -> list[Replica]:
+        return [replica for replica in self._replicas.values() if replica.ended is None]
+
+    def _disconnect(self, program: Program, member: Member, now: float, *, left: bool) -> None:
+        program.disconnect(member.process_index, now, left=left)
+        if isinstance(program, Incarnation):
+            program.lose_calls(program.absent(), self._part())
+        elif not program.members and not program.lost_at:
+            del self._replicas[program.name]
+
+    def _join_trainer(self, member: Member, join: JoinTrainer, now: float) -> None:
+        if member.role != "trainer" or member.name != join.incarnation:
+            raise SyncError(f"{member.role} {member.name!r} joins as trainer {join.incarnation!r}")
+        if join.incarnation == self._closed:
+            member.send(TrainerJoined(self._epoch))
+            member.send(JobClosed())
+            return
+        trainer = self._trainer
+        if trainer is None or trainer.name != join.incarnation:
+            if join.incarnation in self._seen or 0 < join.epoch <= self._epoch:
+                raise VersionError(self._fencing())
+            self._replace_trainer(join, now)
+            trainer = self._trainer
+        assert trainer is not None
+        self._check_process(trainer, member, join.process_count)
+        self._lose_former(trainer, member, now)
+        trainer.join(member, join)
+
+    def _replace_trainer(self, join: JoinTrainer, now: float) -> None:
+        if self._trainer is not None:
+            self._trainer.fence(self._fencing(), now)
+        self._epoch = max(self._epoch + 1, join.epoch)
+        self._seen.add(join.incarnation)
+        self._trainer = Incarnation(join, self._epoch, self._patience_s, now)
+        for replica in self._part():
+            replica.ask_again()
+
+    def _fencing(self) -> str:
+        return f"a newer incarnation of the trainer has taken over job {self._name!r}"
+
+    def _join_sampler(self, member: Member, join: JoinSampler, now: float) -> None:
+        if member.role != "sampler":
+            raise SyncError(f"trainer {member.name!r} joins as a sampler")
+        replica = self._replicas.get(member.name)
+        if replica is None or replica.life != join.life:
+            text = f"a newer session has taken the place of replica {member.name!r}"
+            again = replica is not None and join.sink != 0
+            if again or (member.name, join.life) in self._fenced:
+                raise VersionError(text)
+            if replica is not None:
+                self._fenced.add((replica.name, replica.life))
+                replica.fence(text, now)
+            replica = Replica(member.name, join, self._patience_s)
+            self._replicas[member.name] = replica
+        self._check_process(replica, member, join.process_count)
+        self._lose_former(replica, member, now)
+        process = member.process_index
+        sink = join.sink or replica.sinks.get(process) or self._new_sink()
+        replica.join(member, join, sink)
+        trainer = self._trainer
+        if trainer is None or replica.ended is not None:
+            return
+        up = trainer.up()
+        if up is not None:
+            member.send(up)
+        if trainer.newest is not None:
+            member.send(Latest(trainer.newest))
+
+    def _check_process(self, program: Program, member: Member, process_count: int) -> None:
+        if process_count != program.process_count or member.process_index >= process_count:
+            raise SyncError(
+                f"{member.role} {member.name!r} has {program.process_count} processes, not "
+                f"{process_count} with one of index {member.process_index}"
+            )
+
+    def _lose_former(self, program: Program, member: Member, now: float) -> None:
+        """A process that connects again has lost its former stream, known or not."""
+        former = program.members.get(member.process_index)
+        if former is not None:
+            self.on_lost(former, now)
+
+    # --- messages
+
+    def _on_trainer(
+        self, trainer: Incarnation, member: Member, message: ToCoordinator, now: float
+    ) -> None:
+        match message:
+            case Publish():
+                trainer.publish(member, message, now)
+            case GiveUp():
+                trainer.give_up(message.call, now)
+            case PinsKept():
+                trainer.kept(member.process_index, message, now)
+            case CloseJob():
+                trainer.close(member.process_index, message, now)
+            case _:
+                raise SyncError(f"a trainer does not send {type(message).__name__}")
+
+    def _on_sampler(
+        self, replica: Replica, member: Member, message: ToCoordinator, now: float
+    ) -> None:
+        process, trainer = member.process_index, self._trainer
+        digest = "" if trainer is None else trainer.digest
+        match message:
+            case Admit():
+                if message.digest == digest:
+                    replica.admit(process)
+            case Refuse():
+                if message.digest == digest:
+                    replica.refuse(process, digest, message.text, now)
+            case RefusalTaken():
+                if message.digest == digest:
+                    replica.acknowledged.add(process)
+            case Prepared():
+                replica.on_prepared(process, message)
+            case FetchFailed():
+                if replica.on_failed(message, now) and trainer is not None:
+                    trainer.failed(replica, message)
+            case Take():
+                decision = replica.calls.take(process, message, now)
+                if decision is not None:
+                    member.send(decision)
+            case Took():
+                replica.calls.took(process, message.call)
+            case _:
+                raise SyncError(f"a sampler does not send {type(message).__name__}")
+
+    # --- the end, and words
+
+    def _end(self, trainer: Incarnation) -> None:
+        newest = trainer.newest
+        text = f"the trainer has closed job {self._name!r}" + (
+            "" if newest is None else f" after version {newest.version}"
+        )
+        trainer.end_calls(self._part())
+        for replica in self._part():
+            replica.end(trainer.name, text)
+        trainer.broadcast(JobClosed())
+        self._closed, self._trainer = trainer.name, None
+
+    def _situation(self) -> str:
+        trainer = self._trainer
+        if trainer is None:
+            return f"no trainer has joined job {self._name!r}"
+        absent = trainer.absent()
+        lost = f"; the trainer's {absent}" if absent else ""
+        if trainer.newest is None:
+            return f"the trainer has not announced a version yet{lost}"
+        return f"version {trainer.newest.version} is the newest announced{lost}"

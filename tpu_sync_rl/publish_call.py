@@ -1,0 +1,163 @@
+"""One publish call of a trainer program: what its processes said, and whom it waits for."""
+
+from collections.abc import Iterable
+
+from tpu_sync_rl.messages import Held, Outcome, Publish, PublishOutcome, ReplicaStatus
+from tpu_sync_rl.replica import Replica, covers
+
+
+class PublishCall:
+    """The calls number `number` of all processes of a trainer program, which are one.
+
+    Attributes:
+        publishes: what each process said.
+        held: the version, once it is announced.
+        waiting: replicas that it waits for; set when it is announced.
+        outcome: the end; None until it is decided.
+    """
+
+    def __init__(self, number: int, incarnation: str, timeout_s: float, now: float) -> None:
+        self.number = number
+        self.publishes: dict[int, Publish] = {}
+        self.held: Held | None = None
+        self.waiting: set[Replica] = set()
+        self.outcome: PublishOutcome | None = None
+        self._incarnation = incarnation
+        self._deadline = now + timeout_s
+        self._lost: set[str] = set()
+
+    @property
+    def first(self) -> Publish:
+        """What the lowest process that has entered the call said."""
+        return self.publishes[min(self.publishes)]
+
+    def expired(self, now: float) -> bool:
+        """Whether the deadline has passed."""
+        return now >= self._deadline
+
+    def give_up(self, now: float) -> None:
+        """Brings the deadline forward to now."""
+        self._deadline = now
+
+    def flaw(self, newest: int | None, digest: str) -> Outcome | None:
+        """What keeps a call that all processes have entered from being announced for good.
+
+        Args:
+            newest: the last version announced.
+            digest: of the manifest that the program began with; "" at its first call.
+        """
+        version, wait = self.first.version, self.first.wait
+        for process, publish in sorted(self.publishes.items()):
+            if publish.error:
+                return Outcome(publish.error, f"process {process}: {publish.text}", None)
+            if publish.version != version:
+                return self._disagree("VersionError", "version", version, process, publish.version)
+            if publish.digest != self.first.digest:
+                return self._disagree(
+                    "ManifestError", "manifest", self.first.digest, process, publish.digest
+                )
+            if publish.wait != wait:
+                return self._disagree("SyncError", "wait", wait, process, publish.wait)
+        if newest is not None and version <= newest:
+            text = f"version {version} does not grow: {newest} was announced before"
+            return Outcome("VersionError", text, None)
+        if digest and self.first.digest != digest:
+            text = f"manifest {self.first.digest} is not the {digest} that this incarnation has"
+            return Outcome("ManifestError", text, None)
+        if not digest and self.manifest is None:
+            return Outcome("SyncError", "no process sent the manifest with its first call", None)
+        return None
+
+    def _disagree(
+        self, error: str, what: str, first: object, process: int, other: object
+    ) -> Outcome:
+        text = f"process {min(self.publishes)} has {what} {first!r}, process {process} {other!r}"
+        return Outcome(error, f"the trainer's processes disagree: {text}", None)
+
+    @property
+    def manifest(self) -> bytes | None:
+        """The manifest, where some process sent it."""
+        sent = (publish.manifest for publish in self.publishes.values())
+        return next((manifest for manifest in sent if manifest is not None), None)
+
+    def unmet(self, replicas: Iterable[Replica], now: float, lease_s: float) -> Outcome | None:
+        """Why `min_replicas` can't be had any more: too many were refused, and all know."""
+        replicas = [replica for replica in replicas if replica.ended is None]
+        refused = [replica for replica in replicas if replica.knows_refusal(now, lease_s)]
+        undecided = any(replica.is_live and not replica.is_admitted for replica in replicas)
+        if not refused or undecided:
+            return None
+        texts = [f"replica {replica.name!r}: {replica.refusal}" for replica in refused]
+        return Outcome("ManifestError", "\n".join([self.shortage(replicas), *texts]), None)
+
+    def shortage(self, replicas: Iterable[Replica]) -> str:
+        """Which replicas are admitted, and what the others lack."""
+        replicas = [replica for replica in replicas if replica.ended is None]
+        admitted = [replica.name for replica in replicas if replica.is_admitted]
+        others = [
+            f"{replica.name!r} ({replica.absent() or 'refused' if replica.refusals else 'joining'})"
+            for replica in replicas
+            if not replica.is_admitted
+        ]
+        have = f"{len(admitted)} admitted{': ' if admitted else ''}{', '.join(admitted)}"
+        return f"version {self.first.version} needs {self.first.min_replicas} replicas, {have}" + (
+            f"; others: {', '.join(others)}" if others else ""
+        )
+
+    # --- once it is announced
+
+    def observe(self) -> bool:
+        """Takes note of replicas that are lost, have left or are refused.
+
+        Whether every other one that it waits for has what it waits for.
+        """
+        assert self.held is not None
+        for replica in list(self.waiting):
+            if replica.is_live:
+                continue
+            self.waiting.discard(replica)
+            if not (replica.refusals or replica.left or replica.ended):
+                self._lost.add(replica.name)
+        return all(self._is_met(replica) for replica in self.waiting)
+
+    def _is_met(self, replica: Replica) -> bool:
+        assert self.held is not None
+        committed = self.first.wait == "committed"
+        return covers(replica.calls.taken if committed else replica.received, self.held)
+
+    def lacking(self) -> str:
+        """Each replica that it still waits for, and what that one has."""
+        assert self.held is not None
+        texts = []
+        for replica in sorted(self.waiting, key=lambda replica: replica.name):
+            if not self._is_met(replica):
+                has = replica.status(self._incarnation).version
+                progress = replica.describe()
+                texts.append(
+                    f"replica {replica.name!r} has version {has} of {self.held.version}"
+                    + (f" ({progress})" if progress else "")
+                )
+        return "; ".join(texts)
+
+    def decide(self, outcome: Outcome, replicas: Iterable[Replica]) -> PublishOutcome:
+        """Decides the call, for good; `replicas` are those of the job at this moment."""
+        replicas = [replica for replica in replicas if replica.ended is None]
+        seconds: dict[str, float] = {}
+        for publish in self.publishes.values():
+            for stage, spent_s in publish.seconds.items():
+                seconds[stage] = max(spent_s, seconds.get(stage, 0.0))
+        statuses: dict[str, ReplicaStatus] = {
+            replica.name: replica.status(self._incarnation)
+            for replica in replicas
+            if replica.is_live
+        }
+        self.outcome = PublishOutcome(
+            self.number,
+            outcome,
+            seconds,
+            statuses,
+            sorted(self._lost),
+            {replica.name: replica.refusal for replica in replicas if replica.refusals},
+        )
+        self.waiting.clear()
+        return self.outcome

@@ -1,0 +1,283 @@
+"""One replica as the coordinator sees it: its verdict on the manifest, its transfer, its calls."""
+
+from dataclasses import dataclass, field
+
+from tpu_sync_rl.call_log import CallLog
+from tpu_sync_rl.members import Member, Program
+from tpu_sync_rl.messages import (
+    Abandon,
+    Fetch,
+    FetchFailed,
+    Held,
+    JobEnded,
+    JoinSampler,
+    Outcome,
+    Prepared,
+    ProcessStats,
+    ReplicaRefused,
+    ReplicaStatus,
+    SamplerJoined,
+)
+
+# Failures that another try may not cure: a call that waits is told at once.
+_TELLING = ("CorruptionError", "PlanError", "ManifestError")
+_FIRST_RETRY_S = 0.5
+_MOST_RETRY_S = 5.0
+
+
+def covers(held: Held | None, wanted: Held) -> bool:
+    """Whether `held` is `wanted` or a newer version of the same incarnation."""
+    return (
+        held is not None
+        and held.incarnation == wanted.incarnation
+        and held.version >= wanted.version
+    )
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A version on its way into a replica, and the processes that have it."""
+
+    held: Held
+    stats: dict[int, ProcessStats] = field(default_factory=dict)
+
+
+class Replica(Program):
+    """One life of a sampler program.
+
+    Attributes:
+        life: its id, drawn by the program.
+        sinks: per process, the id that pins and chunk tables know it by.
+        transfer: what it receives now.
+        prepared: what its next call may take.
+        received: the newest version that it has ever prepared.
+        ended: what it was told when the job ended; None as long as it takes part.
+    """
+
+    def __init__(self, name: str, first: JoinSampler, patience_s: float) -> None:
+        super().__init__(name, first.process_count)
+        self.life = first.life
+        self.sinks: dict[int, int] = {}
+        self.transfer: Transfer | None = None
+        self.prepared: Held | None = None
+        self.received: Held | None = None
+        self.ended: JobEnded | None = None
+        self.calls = CallLog(first.process_count)
+        self.last_failure = ""
+        self.refusals: dict[int, str] = {}  # per process, for the present manifest
+        self.acknowledged: set[int] = set()  # processes that know of the refusal
+        self._patience_s = patience_s
+        self._admitted: set[int] = set()
+        self._refused_digest, self._refused_at = "", 0.0
+        self._stats: list[ProcessStats] = []  # of `received`
+        self._num_failures = 0
+        self._retry_at = 0.0
+        # Where another coordinator knew this life: what each process said of itself. Nothing is
+        # decided until all have, since any of them may know of a decision.
+        self._restoring: dict[int, JoinSampler] | None = {} if first.sink else None
+
+    # --- membership
+
+    def join(self, member: Member, message: JoinSampler, sink: int) -> None:
+        """Takes a process in and tells it what it may have missed."""
+        process = member.process_index
+        self.connect(member)
+        self.sinks[process] = sink
+        self.calls.restore(process, message.call, message.outcomes)
+        member.send(SamplerJoined(sink))
+        for decision in self.calls.unheard(process):
+            member.send(decision)
+        if self.refusals:
+            member.send(ReplicaRefused(self._refused_digest, self.refusal))
+        if self.ended is not None:
+            member.send(self.ended)
+        if self._restoring is not None:
+            self._restoring[process] = message
+            if len(self._restoring) == self.process_count:
+                self._restore(list(self._restoring.values()))
+                self._restoring = None
+
+    def _restore(self, joins: list[JoinSampler]) -> None:
+        joins.sort(key=lambda join: join.call)
+        if len({join.prepared for join in joins}) == 1:
+            self.prepared = joins[0].prepared
+        self.received = self.prepared or joins[-1].committed
+        self.calls.taken = self.calls.taken or joins[0].committed
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it takes part: complete, not refused, and the job has not ended for it."""
+        return self.complete and not self.refusals and self.ended is None
+
+    # --- verdict on the manifest
+
+    def ask_again(self) -> None:
+        """A new manifest: every process is to admit or refuse it."""
+        self._admitted.clear()
+        self.refusals.clear()
+        self.acknowledged.clear()
+        self._num_failures, self._retry_at, self.last_failure = 0, 0.0, ""
+
+    def admit(self, process: int) -> None:
+        """The manifest fits what `process` wants."""
+        self._admitted.add(process)
+
+    def refuse(self, process: int, digest: str, text: str, now: float) -> None:
+        """The manifest does not fit what `process` wants: the replica is refused."""
+        if not self.refusals:
+            self._refused_digest, self._refused_at = digest, now
+        self.refusals[process] = text
+        self.broadcast(ReplicaRefused(digest, self.refusal))
+
+    @property
+    def refusal(self) -> str:
+        """Every difference that its processes named; "" where none refused."""
+        return "\n".join(dict.fromkeys(text for _, text in sorted(self.refusals.items())))
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether it is live, and every process has admitted the manifest."""
+        return self.is_live and len(self._admitted) == self.process_count
+
+    def knows_refusal(self, now: float, lease_s: float) -> bool:
+        """Whether it is refused, and each process knows, is gone, or has had `lease_s` to say so.
+
+        The trainer's call may then fail for it without a sampler that still waits for a word.
+        """
+        if not self.refusals:
+            return False
+        return self.members.keys() <= self.acknowledged or now >= self._refused_at + lease_s
+
+    # --- transfers
+
+    def is_ready(self, now: float) -> bool:
+        """Whether it could begin to receive a version now."""
+        return (
+            self.is_admitted
+            and self.transfer is None
+            and self._restoring is None
+            and not self.calls.holding
+            and now >= self._retry_at
+        )
+
+    def is_receiving(self, held: Held) -> bool:
+        """Whether `held` is on its way into it."""
+        return self.transfer is not None and self.transfer.held == held
+
+    def begin(self, held: Held) -> None:
+        """Starts to receive `held`; from now on what was prepared can't be taken."""
+        self.prepared = None
+        self.transfer = Transfer(held)
+        self.broadcast(Fetch(held))
+
+    def abandon(self) -> None:
+        """Gives up what is being received."""
+        if self.transfer is not None:
+            self.broadcast(Abandon(self.transfer.held))
+            self.transfer = None
+
+    def on_prepared(self, process: int, message: Prepared) -> None:
+        """A process has every byte that it needs."""
+        transfer = self.transfer
+        if transfer is None or transfer.held != message.held:
+            return
+        transfer.stats[process] = message.stats
+        if len(transfer.stats) == self.process_count:
+            self.prepared = self.received = transfer.held
+            self._stats = [transfer.stats[p] for p in range(self.process_count)]
+            self._num_failures, self.last_failure = 0, ""
+            self.transfer = None
+
+    def on_failed(self, message: FetchFailed, now: float) -> bool:
+        """A process can't receive its version; whether that was news."""
+        if self.transfer is None or self.transfer.held != message.held:
+            return False
+        self.last_failure = f"{message.error}: {message.text}"
+        self._retry_at = now + min(_FIRST_RETRY_S * 2**self._num_failures, _MOST_RETRY_S)
+        self._num_failures += 1
+        self.abandon()
+        if message.error in _TELLING and self.calls.asked is not None:
+            self.conclude(Outcome(message.error, message.text, None))
+        return True
+
+    # --- calls
+
+    def decide(self, now: float, newest_incarnation: str | None, situation: str) -> None:
+        """Decides the next call if it can be decided now.
+
+        Args:
+            now: seconds.
+            newest_incarnation: the one that `min_version` is about.
+            situation: what there is to say about the trainer, should the deadline have passed.
+        """
+        if self._restoring is not None or self.ended is not None or not self.calls.entered:
+            return
+        take = self.calls.asked
+        departed = self.departed(now, self._patience_s)
+        if take is not None and self.may_take(take.min_version, newest_incarnation):
+            self.conclude(Outcome("", "", self.prepared))
+        elif departed:
+            self.conclude(Outcome("PeerLostError", f"replica {self.name!r}: {departed}", None))
+        elif take is None:
+            return
+        elif self.refusals:
+            self.conclude(Outcome("ManifestError", self.refusal, None))
+        elif not take.wait:
+            self.conclude(Outcome("Nothing", "", None))
+        elif self.calls.expired(now):
+            text = f"replica {self.name!r} got no new version in time: {self.describe(situation)}"
+            self.conclude(Outcome("SyncTimeoutError", text, None))
+
+    def may_take(self, min_version: int | None, newest_incarnation: str | None) -> bool:
+        """Whether a call with this `min_version` may take what is prepared."""
+        held = self.prepared
+        if held is None:
+            return False
+        if min_version is None:
+            return True
+        newest = newest_incarnation in (None, held.incarnation)
+        return newest and held.version >= min_version
+
+    def conclude(self, outcome: Outcome) -> None:
+        """Decides the next call and tells every process."""
+        stats: list[ProcessStats] = []
+        if outcome.held is not None:
+            stats, self.prepared = self._stats, None
+        self.broadcast(self.calls.decide(outcome, stats))
+
+    def end(self, newest_incarnation: str | None, text: str) -> None:
+        """Ends the job for this replica; a version that is prepared is handed out first."""
+        self.abandon()
+        asked = self.calls.asked
+        min_version = None if asked is None else asked.min_version
+        if self._restoring is None and self.may_take(min_version, newest_incarnation):
+            self.conclude(Outcome("", "", self.prepared))
+        self.ended = JobEnded(self.calls.next_call, text)
+        self.broadcast(self.ended)
+
+    # --- words
+
+    def status(self, incarnation: str) -> ReplicaStatus:
+        """What a trainer's report says about it."""
+
+        def version(held: Held | None) -> int | None:
+            return held.version if held is not None and held.incarnation == incarnation else None
+
+        received = version(self.received)
+        stats = [] if received is None else self._stats
+        return ReplicaStatus(received, version(self.calls.taken), stats)
+
+    def describe(self, situation: str = "") -> str:
+        """How far it is, for the text of a timeout."""
+        absent = self.absent()
+        if absent:
+            situation = absent
+        elif self.transfer is not None:
+            situation = (
+                f"version {self.transfer.held.version} is being received "
+                f"({len(self.transfer.stats)} of {self.process_count} processes have it)"
+            )
+        elif self.prepared is not None:
+            situation = f"version {self.prepared.version} is prepared and not taken"
+        failure = f"the last transfer failed with {self.last_failure}" if self.last_failure else ""
+        return "; ".join(filter(None, (situation, failure)))
