@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 class BoxLayout:
     def __init__(
@@ -40,6 +41,25 @@ class ShardDirectory:
         ranges: NDArray[np.int64],
         num_leaves: int,
     ) -> None: ...
+
+class HostMemory:
+    def __init__(self, nbytes: int, num_threads: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def copy_plan(
+    plan: Plan,
+    directory: ShardDirectory,
+    addresses: NDArray[np.uint64],
+    strides: NDArray[np.int64],
+    sink_addresses: NDArray[np.uint64],
+    num_threads: int,
+) -> None: ...
+def crc32c(buffer: Buffer, crc: int = 0) -> int: ...
+def crc32c_implementation() -> str: ...
 
 class Exporter:
     def __init__(

@@ -1,0 +1,94 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+
+#include "crc32c.h"
+#include "host_memory.h"
+#include "local_copy.h"
+#include "py_errors.h"
+#include "py_module.h"
+
+namespace tsr {
+namespace {
+
+namespace py = pybind11;
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;
+
+template <typename T>
+std::span<const T> SpanOf(const Array<T>& array) {
+  return {array.data(), static_cast<size_t>(array.size())};
+}
+
+std::unique_ptr<HostMemory> Allocate(size_t nbytes, int num_threads) {
+  if (num_threads < 1) throw py::value_error("num_threads is " + std::to_string(num_threads));
+  std::unique_ptr<HostMemory> memory;
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = HostMemory::Allocate(nbytes, num_threads, &memory);
+  }
+  ThrowIfError(status);
+  return memory;
+}
+
+void CopyPlanOfArrays(const Plan& plan, const ShardDirectory& directory,
+                      const Array<uint64_t>& addresses, const Array<int64_t>& strides,
+                      const Array<uint64_t>& sink_addresses, int num_threads) {
+  const LocalMemory memory{SpanOf(addresses), SpanOf(strides), SpanOf(sink_addresses)};
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = CopyPlan(plan, directory, memory, num_threads);
+  }
+  ThrowIfError(status);
+}
+
+// The bytes of a contiguous buffer, held for the life of the object. pybind11's own buffer_info
+// would refuse formats that are no C types.
+class ContiguousBuffer {
+ public:
+  explicit ContiguousBuffer(const py::object& exporter) {
+    if (PyObject_GetBuffer(exporter.ptr(), &view_, PyBUF_SIMPLE) != 0) {
+      throw py::error_already_set();
+    }
+  }
+  ~ContiguousBuffer() { PyBuffer_Release(&view_); }
+  ContiguousBuffer(const ContiguousBuffer&) = delete;
+  ContiguousBuffer& operator=(const ContiguousBuffer&) = delete;
+
+  const void* data() const { return view_.buf; }
+  size_t nbytes() const { return static_cast<size_t>(view_.len); }
+
+ private:
+  Py_buffer view_;
+};
+
+uint32_t Crc32cOfBuffer(const py::object& exporter, uint32_t crc) {
+  const ContiguousBuffer buffer(exporter);
+  py::gil_scoped_release release;
+  return Crc32c(crc, buffer.data(), buffer.nbytes());
+}
+
+}  // namespace
+
+void BindMemory(py::module_& module) {
+  py::class_<HostMemory>(module, "HostMemory", py::buffer_protocol())
+      .def(py::init(&Allocate), py::arg("nbytes"), py::arg("num_threads"))
+      .def_property_readonly(
+          "address",
+          [](const HostMemory& memory) { return reinterpret_cast<uintptr_t>(memory.data()); })
+      .def_property_readonly("nbytes", &HostMemory::nbytes)
+      .def_buffer([](HostMemory& memory) {
+        return py::buffer_info(memory.data(), static_cast<py::ssize_t>(memory.nbytes()));
+      });
+  module.def("copy_plan", &CopyPlanOfArrays, py::arg("plan"), py::arg("directory"),
+             py::arg("addresses"), py::arg("strides"), py::arg("sink_addresses"),
+             py::arg("num_threads"));
+  module.def("crc32c", &Crc32cOfBuffer, py::arg("buffer"), py::arg("crc") = 0);
+  module.def("crc32c_implementation", &Crc32cImplementation);
+}
+
+}  // namespace tsr
