@@ -5,6 +5,7 @@ import os
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
+from setuptools.command.build_ext import build_ext
 
 HEADERS = sorted(glob.glob("csrc/*.h"))
 
@@ -14,6 +15,17 @@ def _is_stale(obj: str, source: str) -> bool:
     if not os.path.exists(obj):
         return True
     return any(os.path.getmtime(obj) < os.path.getmtime(path) for path in [source, *HEADERS])
+
+
+class _BuildExt(build_ext):
+    """Leaves the extension beside the sources too, also where a wheel is built.
+
+    `python -m` in a checkout finds the sources there before what is installed.
+    """
+
+    def run(self) -> None:
+        super().run()
+        self.copy_extensions_to_source()
 
 
 with ParallelCompile(default=len(os.sched_getaffinity(0)), needs_recompile=_is_stale):
@@ -29,7 +41,5 @@ with ParallelCompile(default=len(os.sched_getaffinity(0)), needs_recompile=_is_s
                 extra_link_args=["-pthread"],
             )
         ],
-        # Leaves the extension beside the sources too, since `python -m` in a checkout finds those
-        # before what is installed.
-        options={"build_ext": {"inplace": True}},
+        cmdclass={"build_ext": _BuildExt},
     )
