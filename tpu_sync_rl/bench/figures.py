@@ -45,8 +45,9 @@ class Figure:
 
 
 def print_table(title: str, figures: Sequence[Figure], limits: Sequence[Figure]) -> None:
-    """Prints figures, then limits; each figure with its ratio to every limit."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    """Prints `title`, then figures and limits; each figure with its ratio to every limit."""
+    console = Console()
+    table = Table()
     table.add_column("")
     table.add_column("median", justify="right")
     table.add_column("min to max", justify="right")
@@ -60,7 +61,8 @@ def print_table(title: str, figures: Sequence[Figure], limits: Sequence[Figure])
             f"{min(figure.samples):.2f} to {max(figure.samples):.2f}",
             *(f"{figure.over(limit):.2f}" if comparable else "" for limit in limits),
         )
-    Console().print(table)
+    console.print(title, style="bold")
+    console.print(table)
 
 
 def write_json(path: Path, **parts: Any) -> None:
