@@ -16,7 +16,7 @@ FLOORS = (
     # words
     ("errors", "options", "report", "authentication", "trace"),
     # pure: leaves, boxes, plans
-    ("tree",),
+    ("tree", "nics", "handshake"),
     ("manifest",),
     ("shard_table",),
     ("plan",),

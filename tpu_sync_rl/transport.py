@@ -20,19 +20,32 @@ class Shards(Protocol):
     """What a process holds, as columns; `buffers.LocalShards` is one."""
 
     @property
-    def leaf(self) -> NDArray[np.uint32]: ...
+    def leaf(self) -> NDArray[np.uint32]:
+        """Index of the leaf. shape=[num_shards]."""
+
     @property
-    def box(self) -> NDArray[np.uint32]: ...
+    def box(self) -> NDArray[np.uint32]:
+        """Index of the box in the layout of the leaf. shape=[num_shards]."""
+
     @property
-    def itemsize(self) -> NDArray[np.uint32]: ...
+    def itemsize(self) -> NDArray[np.uint32]:
+        """Bytes of an element. shape=[num_shards]."""
+
     @property
-    def kind(self) -> NDArray[np.uint8]: ...
+    def kind(self) -> NDArray[np.uint8]:
+        """FloatKind of csrc/cast.h. shape=[num_shards]."""
+
     @property
-    def rank(self) -> NDArray[np.uint32]: ...
+    def rank(self) -> NDArray[np.uint32]:
+        """Number of dimensions. shape=[num_shards]."""
+
     @property
-    def ranges(self) -> NDArray[np.int64]: ...
+    def ranges(self) -> NDArray[np.int64]:
+        """The boxes, one after another. shape=[sum of 2 * rank]."""
+
     @property
-    def num_leaves(self) -> int: ...
+    def num_leaves(self) -> int:
+        """Number of leaves, also those without a shard here."""
 
 
 class Exporter:

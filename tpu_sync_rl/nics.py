@@ -1,0 +1,100 @@
+"""The NICs of this machine that carry data, and their addresses."""
+
+import fcntl
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network, ip_address
+from pathlib import Path
+
+# From linux/sockios.h and linux/if.h.
+_SIOCGIFFLAGS = 0x8913
+_SIOCGIFADDR = 0x8915
+_SIOCGIFNETMASK = 0x891B
+_IFF_UP = 0x1
+_IFF_LOOPBACK = 0x8
+_IFF_POINTOPOINT = 0x10
+# From linux/if_arp.h: Ethernet (veth and VLANs are, too) and InfiniBand.
+_HARDWARE_TYPES = {"1", "32"}
+
+_SYSFS = Path("/sys/class/net")
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One address of a NIC. `network` is what it reaches without a router, if known."""
+
+    name: str
+    host: str
+    network: IPv4Network | None = None
+
+    def reaches(self, host: str) -> bool:
+        """Whether `host` is in the same subnet."""
+        return self.network is not None and ip_address(host) in self.network
+
+
+LOOPBACK = Nic("lo", "127.0.0.1", IPv4Network("127.0.0.0/8"))
+
+
+def find_nics(wanted: Sequence[str] | None = None) -> list[Nic]:
+    """Finds the NICs that are up and have an IPv4 address, less loopback, bridges and tunnels.
+
+    Args:
+        wanted: names or addresses of the NICs to take instead, in this order. An address that no
+            NIC is known to have (of IPv6, say) is taken as it is.
+
+    Raises:
+        ValueError: one of `wanted` is neither a NIC with an address nor an address, or there is
+            no NIC at all.
+    """
+    nics = [nic for _, name in socket.if_nameindex() if (nic := _ipv4(name)) is not None]
+    if wanted is not None:
+        return [_named(name, nics) for name in wanted]
+    found = [nic for nic in nics if _is_data_nic(nic.name)]
+    if not found:
+        raise ValueError(
+            "no NIC is up and has an IPv4 address, besides loopback, bridges and tunnels; "
+            "name those to use with nics="
+        )
+    return found
+
+
+def _named(name: str, nics: list[Nic]) -> Nic:
+    for nic in nics:
+        if name in (nic.name, nic.host):
+            return nic
+    try:
+        return Nic(name, str(ip_address(name)))
+    except ValueError:
+        known = ", ".join(f"{nic.name} ({nic.host})" for nic in nics)
+        raise ValueError(
+            f"nics: {name!r} is no NIC with an IPv4 address; there are {known}"
+        ) from None
+
+
+def _ipv4(name: str) -> Nic | None:
+    try:
+        host = socket.inet_ntoa(_ioctl(name, _SIOCGIFADDR)[20:24])
+        mask = socket.inet_ntoa(_ioctl(name, _SIOCGIFNETMASK)[20:24])
+    except OSError:  # it has none
+        return None
+    return Nic(name, host, IPv4Network(f"{host}/{mask}", strict=False))
+
+
+def _is_data_nic(name: str) -> bool:
+    (flags,) = struct.unpack_from("<H", _ioctl(name, _SIOCGIFFLAGS), 16)
+    if not flags & _IFF_UP or flags & (_IFF_LOOPBACK | _IFF_POINTOPOINT):
+        return False
+    sysfs = _SYSFS / name
+    try:
+        hardware_type = (sysfs / "type").read_text().strip()
+    except OSError:  # no sysfs here: take it for what its flags say
+        return True
+    is_virtual = (sysfs / "bridge").exists() or (sysfs / "tun_flags").exists()
+    return hardware_type in _HARDWARE_TYPES and not is_virtual
+
+
+def _ioctl(name: str, request: int) -> bytes:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        return fcntl.ioctl(any_socket, request, struct.pack("256s", name.encode()))
