@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import tpu_sync_rl
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -45,6 +47,7 @@ class Program:
             environment = {
                 **os.environ,
                 "JAX_PLATFORMS": "cpu",
+                "PYTHONPATH": str(Path(tpu_sync_rl.__file__).parents[1]),  # the one under test
                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             }
             with self._log(index).open("wb") as log:

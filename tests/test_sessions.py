@@ -213,14 +213,15 @@ def test_cast_and_rename_on_the_way(trainer):
 
 
 def test_versions_must_grow(trainer):
-    publish(trainer, 4)
+    params = oracle.params(SPECS, TRAINER, 0)
+    assert tsr.sync_weights(params, to=trainer, version=4).version == 4
     with pytest.raises(tsr.VersionError, match="version 4 does not grow: 4 was published"):
-        publish(trainer, 4)
+        tsr.sync_weights(params, to=trainer, version=4)
     with pytest.raises(ValueError, match="version must be from 0"):
-        publish(trainer, -1)
+        tsr.sync_weights(params, to=trainer, version=-1)
     with pytest.raises(TypeError, match="version must be an int"):
-        publish(trainer, 1.5)
-    assert publish(trainer, None).version == 5
+        tsr.sync_weights(params, to=trainer, version=1.5)
+    assert tsr.sync_weights(params, to=trainer).version == 5
 
 
 def test_second_session_of_a_replica_fences_the_first(trainer):

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         SyncTimeoutError,
         VersionError,
     )
-    from tpu_sync_rl.one_client import release_memory
+    from tpu_sync_rl.one_client import explain, release_memory
     from tpu_sync_rl.plan import Plan
     from tpu_sync_rl.report import Report
     from tpu_sync_rl.sampler import SamplerSession, Update
-    from tpu_sync_rl.sync import explain, sync_weights
+    from tpu_sync_rl.sync import sync_weights
     from tpu_sync_rl.trainer import SyncHandle, TrainerSession
 
 __version__ = "0.1.0"
@@ -42,11 +42,11 @@ _HOMES = {
         "SyncTimeoutError",
         "VersionError",
     ),
-    "one_client": ("release_memory",),
+    "one_client": ("explain", "release_memory"),
     "plan": ("Plan",),
     "report": ("Report",),
     "sampler": ("SamplerSession", "Update"),
-    "sync": ("explain", "sync_weights"),
+    "sync": ("sync_weights",),
     "trainer": ("SyncHandle", "TrainerSession"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

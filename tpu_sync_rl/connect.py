@@ -1,5 +1,6 @@
 """How a program joins a job, as its trainer or as a replica of samplers."""
 
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ def connect_trainer(
     peer_timeout: float = 10.0,
     same_host: str = "auto",
     insecure: bool = False,
+    trace: str | os.PathLike[str] | None = None,
 ) -> TrainerSession:
     """Joins `job` as its trainer: a new incarnation, which fences an older one.
 
@@ -59,6 +61,7 @@ def connect_trainer(
         peer_timeout: seconds without a sign of life after which a peer is lost.
         same_host: "auto", or "tcp" to use no shortcut between processes of one host.
         insecure: listen beyond loopback without a token.
+        trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
 
     Raises:
         SyncError: the address is in use, in all processes of the program.
@@ -78,9 +81,11 @@ def connect_trainer(
         peer_timeout=peer_timeout,
         same_host=same_host,
         insecure=insecure,
+        trace=trace,
     )
     if isinstance(min_replicas, bool) or not isinstance(min_replicas, int) or min_replicas < 0:
         raise ValueError(f"min_replicas must be an int, 0 or more, not {min_replicas!r}")
+    straggler_timeout_s = checked_timeout(straggler_timeout, 60.0)
     if coordinator is None and not host_coordinator:
         raise ValueError("host_coordinator=False needs coordinator='host:port' to dial")
     host, port = split_address(coordinator or _LOOPBACK)
@@ -111,14 +116,19 @@ def connect_trainer(
         raise failure
     if agreed["error"]:
         raise errors.by_name(agreed["error"])(agreed["text"])
-    session = TrainerSession(
-        options,
-        incarnation=agreed["incarnation"],
-        min_replicas=min_replicas,
-        straggler_timeout_s=checked_timeout(straggler_timeout, 60.0),
-        coordinator=agreed["address"],
-        coordinator_process=process,
-    )
+    try:
+        session = TrainerSession(
+            options,
+            incarnation=agreed["incarnation"],
+            min_replicas=min_replicas,
+            straggler_timeout_s=straggler_timeout_s,
+            coordinator=agreed["address"],
+            coordinator_process=process,
+        )
+    except BaseException:
+        if process is not None:
+            process.stop()
+        raise
     session._connect(deadline)
     return session
 
@@ -141,6 +151,7 @@ def connect_sampler(
     peer_timeout: float = 10.0,
     same_host: str = "auto",
     insecure: bool = False,
+    trace: str | os.PathLike[str] | None = None,
 ) -> SamplerSession:
     """Joins `job` as one process of a replica, and receives versions in the background from then on.
 
@@ -168,6 +179,7 @@ def connect_sampler(
         peer_timeout: seconds without a sign of life after which a peer is lost.
         same_host: "auto", or "tcp" to use no shortcut between processes of one host.
         insecure: use NICs beyond loopback without a token.
+        trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
 
     Raises:
         SyncTimeoutError: no coordinator answered in time.
@@ -186,6 +198,7 @@ def connect_sampler(
         peer_timeout=peer_timeout,
         same_host=same_host,
         insecure=insecure,
+        trace=trace,
     )
     if not isinstance(replica, str) or not 0 < len(replica) <= 200:
         raise ValueError(f"replica must be a name of 1 to 200 characters, not {replica!r}")

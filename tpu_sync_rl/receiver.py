@@ -13,19 +13,19 @@ from tpu_sync_rl.generations import Generation, GenerationPool
 from tpu_sync_rl.manifest import Manifest, Rename, match
 from tpu_sync_rl.messages import (
     Abandon,
-    Address,
     Admit,
     Fetch,
     FetchFailed,
     Held,
     Message,
     Prepared,
-    ProcessStats,
     Refuse,
     TrainerUp,
 )
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.plan import Plan, make_plan
+from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Fetcher
 
 _POLL_S = 0.1
@@ -69,6 +69,7 @@ class Receiver:
         pool: GenerationPool,
         rename: Rename,
         cast: bool,
+        trace: Trace,
         send: Callable[[Message], None],
     ) -> None:
         self._options = options
@@ -77,6 +78,7 @@ class Receiver:
         self._pool = pool
         self._rename = rename
         self._cast = cast
+        self._trace = trace
         self._send = send
         self.sink = 0
         self._commands: queue.SimpleQueue[TrainerUp | Fetch | None] = queue.SimpleQueue()
@@ -113,6 +115,8 @@ class Receiver:
                 return
             if isinstance(message, TrainerUp):
                 self._newest_incarnation = message.incarnation
+            elif message.held == self._abandoned:
+                self._abandoned = None  # it is wanted again
         self._commands.put(message)
 
     def close(self) -> None:
@@ -154,9 +158,7 @@ class Receiver:
     def _compare(self, manifest: bytes) -> tuple[Plan | None, str]:
         try:
             source = Manifest.decode(manifest)
-            pairs, differences = match(
-                source, self._manifest, rename=self._rename, cast=self._cast
-            )
+            pairs, differences = match(source, self._manifest, rename=self._rename, cast=self._cast)
             if differences:
                 return None, "\n".join(differences)
             plan = make_plan(
@@ -175,7 +177,12 @@ class Receiver:
     def _receive(self, held: Held) -> None:
         began = time.monotonic()
         with self._changed:
-            self._prepared = None
+            if self._prepared is not None and self._prepared.held != held:
+                self._prepared = None
+            received = self._prepared
+        if received is not None:  # another process failed, and the replica tries again
+            self._send(Prepared(held, received.stats))
+            return
         try:
             received = self._fetch(held, began)
         except _Stopped:
@@ -210,12 +217,10 @@ class Receiver:
         landed = time.monotonic()
         leaves = generation.arrays()
         stats = fetcher.stats()
-        seconds = {
-            "wait": waited - began,
-            "wire": landed - waited,
-            "arrays": time.monotonic() - landed,
-            "total": time.monotonic() - began,
-        }
+        ended = time.monotonic()
+        seconds = {"wait": waited - began, "wire": landed - waited, "arrays": ended - landed}
+        self._trace.stages(held.version, began, seconds.items())
+        seconds["total"] = ended - began
         plan = source.plan
         return Received(
             held,

@@ -23,7 +23,6 @@ from tpu_sync_rl.messages import (
     JobEnded,
     JoinSampler,
     Latest,
-    ProcessStats,
     RefusalTaken,
     ReplicaRefused,
     SamplerJoined,
@@ -33,9 +32,11 @@ from tpu_sync_rl.messages import (
     TrainerUp,
 )
 from tpu_sync_rl.options import Options, checked_timeout
+from tpu_sync_rl.process_stats import ProcessStats, combined
 from tpu_sync_rl.receiver import Receiver
 from tpu_sync_rl.report import Report
 from tpu_sync_rl.shard_table import shard_table
+from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.tree import flatten
 
 
@@ -100,6 +101,9 @@ class SamplerSession:
             on_message=self._on_message,
             on_refused=self._calls.end,
         )
+        self._trace = Trace(
+            options.trace, name=f"{replica} of {options.job}", process=jax.process_index()
+        )
         self._receiver = Receiver(
             options,
             table.manifest,
@@ -107,6 +111,7 @@ class SamplerSession:
             pool=self._pool,
             rename=rename,
             cast=cast,
+            trace=self._trace,
             send=self._client.send,
         )
 
@@ -173,6 +178,7 @@ class SamplerSession:
         self._client.close()
         self._receiver.close()
         self._pool.close()
+        self._trace.close()
 
     def __enter__(self) -> "SamplerSession":
         return self
@@ -237,28 +243,18 @@ class SamplerSession:
             held.version,
             held.incarnation,
             jax.tree.unflatten(self._treedef, params),
-            self._report(held, decided.stats, received.stats),
+            self._report(held, combined(decided.stats), self._report(held, received.stats, None)),
         )
         return self._current, None
 
-    def _report(self, held: Held, program: list[ProcessStats], own: ProcessStats) -> Report:
-        return self._summed(held, program, self._summed(held, [own], None))
-
-    def _summed(self, held: Held, parts: list[ProcessStats], local: Report | None) -> Report:
-        seconds: dict[str, float] = {}
-        rails: dict[str, int] = {}
-        for stats in parts:
-            for stage, spent_s in stats.seconds.items():
-                seconds[stage] = max(seconds.get(stage, 0.0), spent_s)
-            for rail, nbytes in stats.rails.items():
-                rails[rail] = rails.get(rail, 0) + nbytes
+    def _report(self, held: Held, stats: ProcessStats, local: Report | None) -> Report:
         return Report(
             version=held.version,
             incarnation=held.incarnation,
-            nbytes=sum(stats.nbytes for stats in parts),
-            wire_nbytes=sum(stats.wire_nbytes for stats in parts),
-            seconds=seconds,
-            rails=rails,
+            nbytes=stats.nbytes,
+            wire_nbytes=stats.wire_nbytes,
+            seconds=stats.seconds,
+            rails=stats.rails,
             replicas={self._replica: held.version},
             local=local,
         )

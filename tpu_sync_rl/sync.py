@@ -1,4 +1,4 @@
-"""The two functions that take whatever is on the other side: another mesh, or a session."""
+"""`sync_weights` for whatever is on the other side: another mesh, or a session."""
 
 from typing import Any
 

@@ -30,8 +30,10 @@ from tpu_sync_rl.messages import (
 )
 from tpu_sync_rl.options import Options, checked_timeout
 from tpu_sync_rl.pins import PinnedVersions
+from tpu_sync_rl.process_stats import combined
 from tpu_sync_rl.rails import Listener
 from tpu_sync_rl.report import Report
+from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Exporter
 
 
@@ -60,10 +62,9 @@ class SyncHandle:
             SyncTimeoutError: lists which replica lacks what; the version stays announced.
             SyncError: the call ended in another way, in all processes of the program alike.
         """
-        soon = None if timeout is None else time.monotonic() + checked_timeout(timeout, 0.0)
-        if soon is not None and soon < self._deadline:
-            if self._session._calls.wait(self._call, soon) is None:
-                raise SyncTimeoutError(f"version {self.version} is still on its way to samplers")
+        soon = time.monotonic() + checked_timeout(timeout, float("inf"))
+        if soon < self._deadline and self._session._calls.wait(self._call, soon) is None:
+            raise SyncTimeoutError(f"version {self.version} is still on its way to samplers")
         return self._session._finish(self._call, self.version, self._deadline)
 
 
@@ -104,6 +105,9 @@ class TrainerSession:
         self._exporter: Exporter | None = None
         self._pins: PinnedVersions | None = None
         self._closed = False
+        self._trace = Trace(
+            options.trace, name=f"trainer of {options.job}", process=jax.process_index()
+        )
         self._listener = Listener(
             options,
             coordinator=coordinator,
@@ -214,6 +218,7 @@ class TrainerSession:
             self._exporter.close()
         if self._coordinator_process is not None:
             self._coordinator_process.stop()
+        self._trace.close()
 
     # --- one call
 
@@ -291,7 +296,9 @@ class TrainerSession:
                 f"{', '.join(map(str, self._pins.versions))}, and at most two are pinned at once"
             )
         self._pins.pin(version, aliases)
-        return {"compute": computed - began, "pin": time.monotonic() - computed}
+        seconds = {"compute": computed - began, "pin": time.monotonic() - computed}
+        self._trace.stages(version, began, seconds.items())
+        return seconds
 
     def _finish(self, call: Call[PublishOutcome], version: int, deadline: float) -> Report:
         decided = self._calls.wait(
@@ -307,20 +314,16 @@ class TrainerSession:
 
     def _report(self, version: int, decided: PublishOutcome) -> Report:
         assert self._manifest is not None
-        rails: dict[str, int] = {}
-        wire_nbytes = 0
-        received = [stats for status in decided.replicas.values() for stats in status.stats]
-        for stats in received:
-            wire_nbytes += stats.wire_nbytes
-            for rail, nbytes in stats.rails.items():
-                rails[rail] = rails.get(rail, 0) + nbytes
+        received = combined(
+            [stats for status in decided.replicas.values() for stats in status.stats]
+        )
         return Report(
             version=version,
             incarnation=self.incarnation,
             nbytes=self._manifest.nbytes,
-            wire_nbytes=wire_nbytes,
+            wire_nbytes=received.wire_nbytes,
             seconds=decided.seconds,
-            rails=rails,
+            rails=received.rails,
             replicas={name: status.version for name, status in decided.replicas.items()},
             lost=tuple(decided.lost),
             refused=decided.refused,
