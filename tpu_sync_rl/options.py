@@ -1,6 +1,7 @@
 """Options that `connect_trainer` and `connect_sampler` share, checked once where they come in."""
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -69,6 +70,8 @@ class Options:
         _in_range("chunk_nbytes", chunk_nbytes, 4096, MAX_CHUNK_NBYTES)
         if not peer_timeout >= 1:
             raise ValueError(f"peer_timeout must be at least 1 second, not {peer_timeout!r}")
+        if congestion is not None:
+            _check_congestion(congestion)
         if same_host not in ("auto", "tcp"):
             raise ValueError(f"same_host must be 'auto' or 'tcp', not {same_host!r}")
         return cls(
@@ -152,3 +155,14 @@ def is_loopback(host: str) -> bool:
 def _in_range(name: str, value: int, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{name} must be an int from {least} to {most}, not {value!r}")
+
+
+def _check_congestion(name: str) -> None:
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError as error:
+            raise ValueError(
+                f"congestion={name!r} can't be used here ({error.strerror}); see "
+                "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
+            ) from error

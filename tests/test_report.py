@@ -1,0 +1,51 @@
+import json
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from tpu_sync_rl.report import Report
+
+OWN = Report(
+    version=3,
+    incarnation="ab12",
+    nbytes=1_000_000,
+    wire_nbytes=500_000,
+    seconds={"wire": 0.2},
+    rails={"lo-lo": 500_000},
+    replicas={},
+)
+REPORT = replace(
+    OWN,
+    wire_nbytes=2_000_000,
+    seconds={"wire": 0.25, "total": 0.5},
+    rails={"lo-lo": 2_000_000},
+    replicas={"a": 3, "b": None},
+    lost=("c",),
+    refused={"d": "'w': shape [1] on the trainer, [2] on the sampler"},
+    local=OWN,
+)
+
+
+def test_is_plain_json():
+    assert json.loads(json.dumps(REPORT.to_dict())) == REPORT.to_dict()
+    assert REPORT.to_dict()["local"]["wire_nbytes"] == 500_000
+    assert REPORT.to_dict()["gbytes_per_s"] == REPORT.gbytes_per_s == 0.004
+
+
+def test_processes_of_a_program_have_equal_reports():
+    assert REPORT == replace(REPORT, local=replace(OWN, wire_nbytes=7))
+    assert REPORT != replace(REPORT, lost=())
+
+
+def test_is_frozen_and_speed_needs_time():
+    with pytest.raises(FrozenInstanceError):
+        REPORT.version = 4
+    assert OWN.gbytes_per_s == 0.0
+
+
+def test_prints_a_table_without_empty_rows():
+    lines = str(REPORT).splitlines()
+    assert lines[0] == "version   3 of incarnation ab12"
+    assert "2.000 MB at 0.00 GB/s" in lines[2]
+    assert any(line.startswith("lost") and line.endswith("c") for line in lines)
+    assert not any(line.startswith("lost") for line in str(OWN).splitlines())
