@@ -142,7 +142,7 @@ class Generation:
         # shape=[num_shards], dtype=uint64: where the bytes of each go, dense and row-major
         self.sink_addresses = sink.offsets + np.uint64(memory.address)
         self._sink = sink
-        self._root = _Root((memory.nbytes,), np.uint8, buffer=memory)
+        self._root = _Root((memory.nbytes,), np.uint8, buffer=memoryview(memory))
         weakref.finalize(self._root, on_free, memory).atexit = False
         self._arrays: list[jax.Array | None] = [None] * len(sink.leaves)
 
