@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+from strategies import Shardings, shardings
 
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
 
@@ -25,27 +25,11 @@ def _table(**leaves: Any) -> ShardTable:
     return shard_table(list(leaves), list(leaves.values()), wanted=True)
 
 
-@st.composite
-def _sharded(draw: st.DrawFn) -> Any:
-    """A ShapeDtypeStruct of any rank on a mesh of some of the devices, in any order."""
-    sizes = draw(st.lists(st.sampled_from([1, 2, 3]), max_size=3).filter(lambda x: np.prod(x) <= 8))
-    devices = draw(st.permutations(jax.devices()))[: int(np.prod(sizes))]
-    names = "abc"[: len(sizes)]
-    mesh = Mesh(np.array(devices).reshape(sizes), tuple(names))
-    rank = draw(st.integers(0, 4))
-    spec: list[Any] = [[] for _ in range(rank)]
-    for name in draw(st.permutations(names)):
-        if rank and draw(st.booleans()):
-            spec[draw(st.integers(0, rank - 1))].append(name)
-    cuts = [int(np.prod([mesh.shape[name] for name in part])) for part in spec]
-    shape = tuple(cut * draw(st.integers(0, 3)) for cut in cuts)
-    parts = [tuple(part) or None for part in spec]
-    return jax.ShapeDtypeStruct(shape, jnp.int8, sharding=NamedSharding(mesh, P(*parts)))
-
-
 @settings(deadline=None)
-@given(_sharded())
-def test_boxes_are_jax_indices(leaf: Any) -> None:
+@given(shardings(1))
+def test_boxes_are_jax_indices(sharded: Shardings) -> None:
+    shape, (sharding,) = sharded
+    leaf = jax.ShapeDtypeStruct(shape, jnp.int8, sharding=sharding)
     table = shard_table(["w"], [leaf], wanted=True)
     (layout,) = table.manifest.layouts
     indices = leaf.sharding.devices_indices_map(leaf.shape)

@@ -68,8 +68,12 @@ def shard_table(
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """A hashable value; leaves of one structure with equal signatures have equal shard tables."""
-    names = ("shape", "dtype", "sharding", "weak_type")
-    return tuple((type(x), *(getattr(x, name, None) for name in names)) for x in leaves)
+    return tuple(
+        tuple(getattr(x, name, None) for name in ("dtype", "shape", "sharding", "weak_type"))
+        if isinstance(x, jax.Array | jax.ShapeDtypeStruct)
+        else type(x)
+        for x in leaves
+    )
 
 
 @dataclass(frozen=True, slots=True)
