@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from tpu_sync_rl.messages import Held, Outcome, ProcessStats, SamplerOutcome, Take
+from tpu_sync_rl.messages import Held, Outcome, SamplerOutcome, Take
+from tpu_sync_rl.process_stats import ProcessStats
 
 
 class CallLog:
@@ -22,16 +23,22 @@ class CallLog:
         self.next_call = 0
         self.taken: Held | None = None
 
-    def restore(self, process: int, call: int, outcomes: Sequence[SamplerOutcome]) -> None:
-        """Takes from a join what its process knows: its next call, and decisions it heard of."""
-        for outcome in outcomes:
-            if outcome.call >= self.next_call:
-                self._decided[outcome.call] = outcome
-                self._took[outcome.call] = set()
-        self.next_call = max(self.next_call, call, *(o.call + 1 for o in outcomes), 0)
+    def restore(
+        self, process: int, call: int, outcomes: Sequence[SamplerOutcome]
+    ) -> list[SamplerOutcome]:
+        """Takes from a join what its process knows: its next call, and decisions it heard of.
+
+        Returns those decisions that are news here.
+        """
+        news = [outcome for outcome in outcomes if outcome.call >= self.next_call]
+        for outcome in news:
+            self._decided[outcome.call] = outcome
+            self._took[outcome.call] = set()
+        self.next_call = max(self.next_call, call, *(o.call + 1 for o in news), 0)
         for number in sorted(self._decided):
             if number < call:
                 self.took(process, number)
+        return news
 
     def take(self, process: int, take: Take, now: float) -> SamplerOutcome | None:
         """Notes that `process` has entered a call; the outcome if that call is decided."""

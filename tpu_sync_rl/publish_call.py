@@ -94,11 +94,11 @@ class PublishCall:
         """Which replicas are admitted, and what the others lack."""
         replicas = [replica for replica in replicas if replica.ended is None]
         admitted = [replica.name for replica in replicas if replica.is_admitted]
-        others = [
-            f"{replica.name!r} ({replica.absent() or 'refused' if replica.refusals else 'joining'})"
-            for replica in replicas
-            if not replica.is_admitted
-        ]
+        others = []
+        for replica in replicas:
+            if not replica.is_admitted:
+                lack = replica.absent() or ("refused" if replica.refusals else "not decided yet")
+                others.append(f"{replica.name!r} ({lack})")
         have = f"{len(admitted)} admitted{': ' if admitted else ''}{', '.join(admitted)}"
         return f"version {self.first.version} needs {self.first.min_replicas} replicas, {have}" + (
             f"; others: {', '.join(others)}" if others else ""

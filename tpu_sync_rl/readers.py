@@ -22,7 +22,7 @@ class Readers:
         self.held = held
         self.granted = set(granted)
         self._lease_s = lease_s
-        self._lease_ends = {replica: now + lease_s for replica in granted}
+        self._lease_ends = dict.fromkeys(granted, now + lease_s)
         self._begun: set[Replica] = set()
         self._dropped: set[Replica] = set()  # their lease has ended
         self._available = True  # for those who come later
@@ -75,7 +75,7 @@ class Readers:
             self._asked.clear()
         elif not self._unanswered:
             self.granted |= self._asked
-            self._lease_ends |= {replica: now + self._lease_s for replica in self._asked}
+            self._lease_ends |= dict.fromkeys(self._asked, now + self._lease_s)
             self._asked.clear()
 
     def begin(self, replica: Replica, now: float) -> None:

@@ -13,11 +13,11 @@ from tpu_sync_rl.messages import (
     JoinSampler,
     Outcome,
     Prepared,
-    ProcessStats,
     ReplicaRefused,
     ReplicaStatus,
     SamplerJoined,
 )
+from tpu_sync_rl.process_stats import ProcessStats
 
 # Failures that another try may not cure: a call that waits is told at once.
 _TELLING = ("CorruptionError", "PlanError", "ManifestError")
@@ -83,10 +83,12 @@ class Replica(Program):
         process = member.process_index
         self.connect(member)
         self.sinks[process] = sink
-        self.calls.restore(process, message.call, message.outcomes)
         member.send(SamplerJoined(sink))
-        for decision in self.calls.unheard(process):
-            member.send(decision)
+        news = self.calls.restore(process, message.call, message.outcomes)
+        for other in self.members.values():
+            for decision in self.calls.unheard(other.process_index):
+                if other is member or decision in news:
+                    other.send(decision)
         if self.refusals:
             member.send(ReplicaRefused(self._refused_digest, self.refusal))
         if self.ended is not None:
