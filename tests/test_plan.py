@@ -281,3 +281,12 @@ def test_many_leaves_share_rows():
     text = str(plan_of(Case(whole, whole, 0, 1 << 20)))
     assert "leaf* ×100" in text
     assert len(text.splitlines()) == 4
+
+
+def test_prints_process_ranges_or_how_many_there_are():
+    held = {((2 * i, 2 * i + 2),): {process} for i, process in enumerate([0, 1, 2, 5])}
+    source, sink = manifest([layout((8,), held)]), manifest([layout((8,), {((0, 8),): {0}})])
+    assert "0.000 MB  0-2, 5" in str(plan_of(Case(source, sink, 0, 1 << 20)))
+    held = {((i, i + 1),): {2 * i} for i in range(8)}
+    source = manifest([layout((8,), held)], num_processes=16)
+    assert "0.000 MB  8 processes" in str(plan_of(Case(source, sink, 0, 1 << 20)))

@@ -17,6 +17,7 @@ from tpu_sync_rl.manifest import BoxLayout, Manifest, Pair
 
 _MAX_ROWS = 40  # of the printed table; beyond, leaves that differ in numbers alone share a row
 _MAX_SOURCES = 16  # in its footer
+_MAX_SPANS = 4  # of process numbers in a row
 _MAX_KEY_CHARS = 48
 
 
@@ -59,7 +60,8 @@ class Plan:
             f"process {self.process} reads {len(self.pairs)} leaves, {_mb(self.wire_nbytes)} in "
             f"{self.native.num_chunks} chunks and {self.native.num_regions} regions"
         ]
-        lines += _aligned([_HEADINGS, *(row.cells() for row in rows[:_MAX_ROWS])])
+        processes = np.array(self.source_processes, np.uint32)
+        lines += _aligned([_HEADINGS, *(row.cells(processes) for row in rows[:_MAX_ROWS])])
         if len(rows) > _MAX_ROWS:
             lines.append(f"and {len(rows) - _MAX_ROWS} more rows")
         sources = self.native.sources()
@@ -160,30 +162,32 @@ class _Row:
     num_regions: int
     num_chunks: int
     nbytes: int
-    sources: set[int]
+    is_read: NDArray[np.bool_]  # shape=[num_sources], in the order of the plan's sources
     num_leaves: int = 1
 
-    def cells(self) -> tuple[str, ...]:
+    def cells(self, processes: NDArray[np.uint32]) -> tuple[str, ...]:
         key = self.key
         if len(key) > _MAX_KEY_CHARS:
             key = "…" + key[1 - _MAX_KEY_CHARS :]
         if self.num_leaves > 1:
             key += f" ×{self.num_leaves}"
         counts = (str(self.num_regions), str(self.num_chunks), _mb(self.nbytes))
-        return (key, self.dtype, str(list(self.shape)), *counts, _spans(self.sources))
+        return (key, self.dtype, str(list(self.shape)), *counts, _spans(processes[self.is_read]))
 
 
 def _rows(plan: Plan) -> list[_Row]:
     regions = plan.native.regions()
-    of_pair, process = regions["pair"].astype(np.int64), regions["process"].astype(np.int64)
-    num_pairs = len(plan.pairs)
-    num_regions = np.bincount(of_pair, minlength=num_pairs)
-    # Every distinct (pair, process, chunk) once: a chunk counts for each leaf that it touches.
-    touched = np.unique(np.stack([of_pair, process, regions["chunk"]], axis=1), axis=0)
-    num_chunks = np.bincount(touched[:, 0], minlength=num_pairs)
-    sources: list[set[int]] = [set() for _ in plan.pairs]
-    for index, source in np.unique(touched[:, :2], axis=0).tolist():
-        sources[index].add(source)
+    of_pair, process, chunk = (regions[name] for name in ("pair", "process", "chunk"))
+    num_regions = np.bincount(of_pair, minlength=len(plan.pairs))
+    # A chunk counts for each leaf that it touches. A leaf's regions are neighbours within a chunk.
+    begins = np.zeros(len(of_pair), bool)
+    begins[:1] = True
+    for column in (of_pair, process, chunk):
+        begins[1:] |= column[1:] != column[:-1]
+    num_chunks = np.bincount(of_pair[begins], minlength=len(plan.pairs))
+    processes = np.array(plan.source_processes, np.uint32)
+    is_read = np.zeros((len(plan.pairs), len(processes)), bool)
+    is_read[of_pair, np.searchsorted(processes, process)] = True
     rows = []
     for index, pair in enumerate(plan.pairs):
         trainer_leaf = plan.source.leaves[pair.source_leaf]
@@ -199,7 +203,7 @@ def _rows(plan: Plan) -> list[_Row]:
                 int(num_regions[index]),
                 int(num_chunks[index]),
                 sum(prod(row) for row in extents.tolist()) * leaf.itemsize,
-                sources[index],
+                is_read[index],
             )
         )
     return rows
@@ -218,7 +222,7 @@ def _merged(rows: Iterable[_Row], by_pattern: bool) -> list[_Row]:
             group.num_regions += row.num_regions
             group.num_chunks += row.num_chunks
             group.nbytes += row.nbytes
-            group.sources |= row.sources
+            group.is_read |= row.is_read
     return list(merged.values())
 
 
@@ -234,15 +238,13 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _spans(numbers: set[int]) -> str:
-    """The numbers as ranges: {0, 1, 2, 5} is "0-2, 5"."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+def _spans(numbers: NDArray[np.uint32]) -> str:
+    """The ascending numbers as ranges, 0-2, 5 for 0, 1, 2, 5; how many where that is too long."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    if len(runs) > _MAX_SPANS:
+        return f"{len(numbers)} processes"
+    ends = [(int(run[0]), int(run[-1])) for run in runs if run.size]
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 def _mb(nbytes: int) -> str:
