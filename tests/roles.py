@@ -77,3 +77,42 @@ def sampler(
             _pause(rng, most_pause_s)
     assert len(taken) >= min_versions
     return taken
+
+
+def idle_trainer(*, address_file: str, ready_file: str, address: str | None, version: int) -> Any:
+    """Publishes one version, says so, and stays until it is killed."""
+    grid = _mesh([2, 2])
+    with tsr.connect_trainer(coordinator=address, min_replicas=1, timeout=60) as session:
+        programs.write_file(Path(address_file), session.coordinator)
+        params = oracle.params(SPECS, grid, version)
+        tsr.sync_weights(params, to=session, version=version)
+        programs.write_file(Path(ready_file), session.incarnation)
+        time.sleep(120)
+
+
+def idle_sampler(*, address: str, replica: str, ready_file: str) -> Any:
+    """Takes one version, says so, and stays until it is killed."""
+    grid = _mesh([1, 4])
+    like = oracle.like(SPECS, grid)
+    with tsr.connect_sampler(
+        coordinator=address, replica=replica, like=like, timeout=60
+    ) as session:
+        update = session.sync_weights()
+        assert update is not None
+        programs.write_file(Path(ready_file), str(update.version))
+        time.sleep(120)
+
+
+def waiting_sampler(*, address: str, ready_file: str) -> Any:
+    """Waits for a version that never comes; when it was interrupted, by time.monotonic()."""
+    grid = _mesh([1, 4])
+    like = oracle.like(SPECS, grid)
+    with tsr.connect_sampler(
+        coordinator=address, replica="waiting", like=like, timeout=60
+    ) as session:
+        try:
+            programs.write_file(Path(ready_file), "waiting")
+            session.sync_weights()
+        except KeyboardInterrupt:
+            return time.monotonic()
+    return None

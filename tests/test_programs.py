@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from programs import Program
+
+pytestmark = pytest.mark.end_to_end
 
 VERSIONS = [0, 1, 2, 5]
 

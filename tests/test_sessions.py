@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import tpu_sync_rl as tsr
 
+pytestmark = pytest.mark.end_to_end
+
 AXES = ("fsdp", "tp")
 SPECS = oracle.ODD_LEAVES
 

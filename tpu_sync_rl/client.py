@@ -291,6 +291,7 @@ def _channel_options(peer_timeout_s: float) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
         ("grpc.keepalive_time_ms", int(1000 * peer_timeout_s / 3)),
         ("grpc.keepalive_timeout_ms", int(1000 * peer_timeout_s / 2)),
+        ("grpc.http2.ping_timeout_ms", int(1000 * peer_timeout_s / 2)),  # else a minute
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),

@@ -187,6 +187,7 @@ def _server_options(peer_timeout_s: float) -> list[tuple[str, int]]:
         # Answered by gRPC's own threads: a held GIL is no death, a stopped process is.
         ("grpc.keepalive_time_ms", int(1000 * peer_timeout_s / 3)),
         ("grpc.keepalive_timeout_ms", int(1000 * peer_timeout_s / 2)),
+        ("grpc.http2.ping_timeout_ms", int(1000 * peer_timeout_s / 2)),  # else a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
