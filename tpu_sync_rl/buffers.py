@@ -1,5 +1,6 @@
 """PJRT buffer aliases: where the bytes of this process's shards lie, and what keeps them there."""
 
+import re
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from tpu_sync_rl.manifest import BoxLayout, Manifest
@@ -35,6 +35,7 @@ class LocalShards:
     devices: tuple[tuple[jax.Device, ...], ...]  # per leaf: for each shard one that holds it
     first_shard: tuple[int, ...]  # per leaf, and at the end num_shards
     first_stride: tuple[int, ...]  # per leaf: where its strides begin in a flat array; the end
+    in_place: tuple[bool, ...]  # per leaf: whether its memory can be read where it is
 
     @classmethod
     def of(cls, table: ShardTable, process: int) -> "LocalShards":
@@ -64,6 +65,10 @@ class LocalShards:
             first_stride=tuple(
                 accumulate((n * rank for n, rank in zip(counts, ranks, strict=True)), initial=0)
             ),
+            in_place=tuple(
+                _is_readable_in_place(x.dtype, devices[id(of_device)])
+                for x, of_device in zip(manifest.leaves, table.device_boxes, strict=True)
+            ),
         )
 
     @property
@@ -89,6 +94,14 @@ def _first_devices(
         if device.process_index == process:
             first.setdefault(box, device)
     return tuple(first[box] for box in boxes.tolist())
+
+
+# DLPack knows no elements below one byte, and JAX packs some of them.
+_NARROW = re.compile(r"(u?int|float)[1-7](_|$)")
+
+
+def _is_readable_in_place(dtype: str, devices: tuple[jax.Device, ...]) -> bool:
+    return not _NARROW.match(dtype) and all(device.platform == "cpu" for device in devices)
 
 
 def _joined(parts: list[np.ndarray], dtype: Any) -> np.ndarray:
@@ -144,10 +157,11 @@ class Aliases:
         self._pins.clear()
 
     def retake(self) -> bool:
-        """Pins again whatever was let go; False, with every pin let go, where an array is gone.
+        """Pins again whatever was let go; False, with nothing changed, where an array is gone.
 
         Safe against other threads that donate the arrays meanwhile.
         """
+        taken: list[int] = []
         for leaf, reference in enumerate(self._arrays):
             if leaf in self._pins:
                 continue
@@ -157,8 +171,9 @@ class Aliases:
                     raise RuntimeError
                 self._take(leaf, array)
             except RuntimeError:  # what JAX raises for an array that is deleted meanwhile
-                self.drop_all()
+                self.drop(taken)
                 return False
+            taken.append(leaf)
         return True
 
     def _take(self, leaf: int, array: jax.Array) -> None:
@@ -172,7 +187,7 @@ class Aliases:
         if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             parts = [jax.random.key_data(part) for part in parts]
         pins: list[Any]
-        if _is_readable_in_place(parts[0]):
+        if shards.in_place[leaf]:
             layout = parts[0].format.layout
             if layout is None or layout.tiling:
                 raise ValueError(
@@ -185,7 +200,7 @@ class Aliases:
             addresses = [part.unsafe_buffer_pointer() for part in parts]
         else:
             order = tuple(range(parts[0].ndim))
-            pins = [np.ascontiguousarray(part) for part in parts]
+            pins = [np.array(part, order="C") for part in parts]
             addresses = [pin.ctypes.data for pin in pins]
         strides = _strides(parts[0].shape, order, int(shards.itemsize[first]))
         self.addresses[first:last] = addresses
@@ -193,19 +208,6 @@ class Aliases:
             last - first
         )
         self._pins[leaf] = pins
-
-
-def _is_readable_in_place(part: jax.Array) -> bool:
-    (device,) = part.devices()
-    return device.platform == "cpu" and not _is_below_one_byte(np.dtype(part.dtype))
-
-
-@lru_cache
-def _is_below_one_byte(dtype: np.dtype[Any]) -> bool:
-    # DLPack knows no such elements, and JAX packs some of them.
-    if jnp.issubdtype(dtype, jnp.integer):
-        return bool(ml_dtypes.iinfo(dtype).bits < 8)
-    return jnp.issubdtype(dtype, jnp.floating) and bool(ml_dtypes.finfo(dtype).bits < 8)
 
 
 @lru_cache
