@@ -136,17 +136,18 @@ TEST(CopyRegionTest, TransposesPlanesLargerThanABlock) {
 }
 
 TEST(CopyRegionTest, CopiesLongRunsAtAnyAlignment) {
-  for (int64_t run : {32'767, 32'768, 32'769, 70'001}) {
+  for (int64_t run : {1023, 1024, 1025, 4096, 4099, 70'001}) {
     for (int64_t misalignment : {0, 1, 33, 63}) {
-      const std::vector<uint8_t> source = RandomBytes(3 * run + 64);
+      const int64_t gap = misalignment == 33 ? 100 : 0;
+      const std::vector<uint8_t> source = RandomBytes(3 * (run + gap) + 64);
       std::vector<uint8_t> sink = RandomBytes(4 * run + 64);
       std::vector<uint8_t> expected = sink;
       for (int64_t i = 0; i < 3; ++i) {
         std::memcpy(expected.data() + misalignment + i * (run + 7),
-                    source.data() + 63 - misalignment + i * run, static_cast<size_t>(run));
+                    source.data() + 63 - misalignment + i * (run + gap), static_cast<size_t>(run));
       }
       const std::vector<int64_t> extents = {3, run};
-      const std::vector<int64_t> from = {run, 1};
+      const std::vector<int64_t> from = {run + gap, 1};
       const std::vector<int64_t> to = {run + 7, 1};
       CopyRegion(Op(), 1, extents, {source.data() + 63 - misalignment, from},
                  {sink.data() + misalignment, to});
