@@ -24,7 +24,8 @@ struct StridedSink {
 // Copies the box `extents` (shape=[rank]; no extent is 0) of elements of `itemsize` bytes.
 // With a cast `op`, `itemsize` is that of the source, and the sink's strides are in the bytes of
 // op.to(). Dimensions that are dense on both sides move as one run; where the sides run in
-// different orders the box is walked in blocks that stay in cache. Sides don't overlap.
+// different orders the box is walked in blocks that stay in cache. Long runs are written past the
+// cache, so the sink is not for reading right afterwards. Sides don't overlap.
 void CopyRegion(Op op, int64_t itemsize, std::span<const int64_t> extents, StridedSource from,
                 StridedSink to);
 
@@ -35,8 +36,7 @@ class RunIterator {
   static constexpr int kMaxRank = tsr::kMaxRank;
 
   // `extents` and `strides` are copied. Adjacent dimensions that are dense are merged.
-  RunIterator(int64_t itemsize, std::span<const int64_t> extents,
-              std::span<const int64_t> strides);
+  RunIterator(int64_t itemsize, std::span<const int64_t> extents, std::span<const int64_t> strides);
 
   // Bytes of every run (all runs of a box are equally long) and how many there are.
   int64_t run_nbytes() const { return run_nbytes_; }

@@ -17,9 +17,7 @@ using enum FloatKind;
 constexpr FloatKind kKinds[] = {kF16, kBF16, kF32, kF64, kF8E4M3FN, kF8E5M2};
 constexpr FloatKind kSmallKinds[] = {kF16, kBF16, kF8E4M3FN, kF8E5M2};
 
-int ExponentBits(FloatKind kind) {
-  return kind == kBF16 ? 8 : kind == kF8E4M3FN ? 4 : 5;
-}
+int ExponentBits(FloatKind kind) { return kind == kBF16 ? 8 : kind == kF8E4M3FN ? 4 : 5; }
 
 // What a small kind's bits mean, by the book.
 double Decode(FloatKind kind, uint32_t bits) {
@@ -31,15 +29,13 @@ double Decode(FloatKind kind, uint32_t bits) {
   const double sign = bits >> (num_bits - 1) ? -1.0 : 1.0;
   const double nan = std::numeric_limits<double>::quiet_NaN();
   if (kind == kF8E4M3FN) {
-    if (exponent == exponent_mask && mantissa == 7)
-      return nan;
+    if (exponent == exponent_mask && mantissa == 7) return nan;
   } else if (exponent == exponent_mask) {
     return mantissa ? nan : sign * std::numeric_limits<double>::infinity();
   }
   const int bias = exponent_mask / 2;
   const int integer = exponent ? mantissa + (1 << mantissa_bits) : mantissa;
-  return sign *
-         std::ldexp(integer, std::max(exponent, 1) - bias - mantissa_bits);
+  return sign * std::ldexp(integer, std::max(exponent, 1) - bias - mantissa_bits);
 }
 
 template <typename To, typename From>
@@ -47,15 +43,13 @@ To CastOne(FloatKind from_kind, From from, FloatKind to_kind) {
   To to{};
   EXPECT_EQ(sizeof from, static_cast<size_t>(ItemsizeOf(from_kind)));
   EXPECT_LE(static_cast<size_t>(ItemsizeOf(to_kind)), sizeof to);
-  CastRun(Op::Cast(from_kind, to_kind),
-          reinterpret_cast<const uint8_t *>(&from), sizeof from,
-          reinterpret_cast<uint8_t *>(&to), 1);
+  CastRun(Op::Cast(from_kind, to_kind), reinterpret_cast<const uint8_t*>(&from), sizeof from,
+          reinterpret_cast<uint8_t*>(&to), 1);
   return to;
 }
 
 bool SameFloat(double a, double b) {
-  if (std::isnan(a) || std::isnan(b))
-    return std::isnan(a) && std::isnan(b);
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
   return a == b && std::signbit(a) == std::signbit(b);
 }
 
@@ -63,12 +57,9 @@ bool SameFloat(double a, double b) {
 // beside them.
 std::vector<double> Doubles() {
   std::vector<double> values = {
-      0.0, std::numeric_limits<double>::infinity(),
-      std::numeric_limits<double>::quiet_NaN(),
-      std::numeric_limits<double>::max(),
-      std::numeric_limits<double>::denorm_min(),
-      std::numeric_limits<float>::max(),
-      std::numeric_limits<float>::denorm_min(),
+      0.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(),
+      std::numeric_limits<double>::max(), std::numeric_limits<double>::denorm_min(),
+      std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min(),
       // Goes the wrong way when it is rounded to f32 on its way to bf16.
       1.0 + std::ldexp(1.0, -8) + std::ldexp(1.0, -40)};
   for (FloatKind kind : kSmallKinds) {
@@ -77,10 +68,8 @@ std::vector<double> Doubles() {
     for (uint32_t bits = 0; bits + 1 < num_magnitudes; bits += step) {
       const double low = Decode(kind, bits);
       double high = Decode(kind, bits + 1);
-      if (!std::isfinite(low))
-        continue;
-      if (!std::isfinite(high))
-        high = low + (low - Decode(kind, bits - 1));
+      if (!std::isfinite(low)) continue;
+      if (!std::isfinite(high)) high = low + (low - Decode(kind, bits - 1));
       const double middle = low + (high - low) / 2;
       for (double value : {low, middle, high}) {
         values.push_back(value);
@@ -97,43 +86,37 @@ std::vector<double> Doubles() {
     values.push_back(std::bit_cast<float>(static_cast<uint32_t>(random())));
   }
   const size_t count = values.size();
-  for (size_t i = 0; i < count; ++i)
-    values.push_back(-values[i]);
+  for (size_t i = 0; i < count; ++i) values.push_back(-values[i]);
   return values;
 }
 
 // The neighbour that is nearest, found among all values of the kind; the even
 // one of two.
 class Nearest {
-public:
+ public:
   explicit Nearest(FloatKind kind) : kind_(kind) {
     uint32_t bits = 0;
-    while (std::isfinite(Decode(kind, bits)))
-      magnitudes_.push_back(Decode(kind, bits++));
+    while (std::isfinite(Decode(kind, bits))) magnitudes_.push_back(Decode(kind, bits++));
     // Where the next finite number would be, infinity or NaN stands.
     magnitudes_.push_back(2 * magnitudes_[bits - 1] - magnitudes_[bits - 2]);
   }
 
   double operator()(double value) const {
-    if (std::isnan(value))
-      return value;
+    if (std::isnan(value)) return value;
     const double magnitude = std::fabs(value);
-    const auto above =
-        std::lower_bound(magnitudes_.begin(), magnitudes_.end(), magnitude);
+    const auto above = std::lower_bound(magnitudes_.begin(), magnitudes_.end(), magnitude);
     size_t bits = static_cast<size_t>(above - magnitudes_.begin());
     if (above == magnitudes_.end()) {
       bits = magnitudes_.size() - 1;
     } else if (bits > 0) {
       const double up = *above - magnitude;
       const double down = magnitude - *(above - 1);
-      if (down < up || (down == up && bits % 2 == 1))
-        --bits;
+      if (down < up || (down == up && bits % 2 == 1)) --bits;
     }
-    return std::copysign(1.0, value) *
-           Decode(kind_, static_cast<uint32_t>(bits));
+    return std::copysign(1.0, value) * Decode(kind_, static_cast<uint32_t>(bits));
   }
 
-private:
+ private:
   FloatKind kind_;
   std::vector<double> magnitudes_;
 };
@@ -152,10 +135,8 @@ TEST(CastTest, WidensEverySmallNumberExactly) {
         f32 = CastOne<float>(kind, static_cast<uint16_t>(bits), kF32);
         f64 = CastOne<double>(kind, static_cast<uint16_t>(bits), kF64);
       }
-      ASSERT_TRUE(SameFloat(f32, expected))
-          << int(kind) << " " << bits << " " << f32;
-      ASSERT_TRUE(SameFloat(f64, expected))
-          << int(kind) << " " << bits << " " << f64;
+      ASSERT_TRUE(SameFloat(f32, expected)) << int(kind) << " " << bits << " " << f32;
+      ASSERT_TRUE(SameFloat(f64, expected)) << int(kind) << " " << bits << " " << f64;
     }
   }
 }
@@ -187,10 +168,8 @@ TEST(CastTest, MovesBetweenSmallKindsWithOneRounding) {
     const Nearest nearest(to);
     for (uint32_t bits = 0; bits < 65'536; ++bits) {
       for (FloatKind from : {kF16, kBF16}) {
-        if (from == to)
-          continue;
-        const auto cast =
-            CastOne<uint16_t>(from, static_cast<uint16_t>(bits), to);
+        if (from == to) continue;
+        const auto cast = CastOne<uint16_t>(from, static_cast<uint16_t>(bits), to);
         ASSERT_TRUE(SameFloat(Decode(to, cast), nearest(Decode(from, bits))))
             << int(from) << " to " << int(to) << ": " << bits;
       }
@@ -202,13 +181,11 @@ TEST(CastTest, DenseAndStridedRowsAgree) {
   std::mt19937 random(3);
   for (FloatKind from : kKinds) {
     for (FloatKind to : kKinds) {
-      if (from == to)
-        continue;
+      if (from == to) continue;
       const int64_t itemsize = ItemsizeOf(from);
       for (int64_t count : {0, 1, 7, 8, 9, 100}) {
         std::vector<uint8_t> dense(static_cast<size_t>(count * itemsize));
-        for (uint8_t &byte : dense)
-          byte = static_cast<uint8_t>(random());
+        for (uint8_t& byte : dense) byte = static_cast<uint8_t>(random());
         const int64_t stride = 3 * itemsize + 1;
         std::vector<uint8_t> strided(static_cast<size_t>(count * stride + 1));
         for (int64_t i = 0; i < count; ++i) {
@@ -218,8 +195,7 @@ TEST(CastTest, DenseAndStridedRowsAgree) {
         std::vector<uint8_t> a(to_nbytes);
         std::vector<uint8_t> b(to_nbytes);
         CastRun(Op::Cast(from, to), dense.data(), itemsize, a.data(), count);
-        CastRun(Op::Cast(from, to), strided.data() + 1, stride, b.data(),
-                count);
+        CastRun(Op::Cast(from, to), strided.data() + 1, stride, b.data(), count);
         ASSERT_EQ(a, b) << int(from) << " to " << int(to) << ", " << count;
       }
     }
@@ -228,8 +204,7 @@ TEST(CastTest, DenseAndStridedRowsAgree) {
 
 TEST(OpTest, KnowsWhichCodesAreValid) {
   int num_valid = 0;
-  for (int code = 0; code < 256; ++code)
-    num_valid += Op(static_cast<uint8_t>(code)).valid();
+  for (int code = 0; code < 256; ++code) num_valid += Op(static_cast<uint8_t>(code)).valid();
   EXPECT_EQ(num_valid, 1 + 6 * 5);
   EXPECT_TRUE(Op().valid());
   EXPECT_TRUE(Op::Cast(kF32, kBF16).valid());
@@ -238,5 +213,5 @@ TEST(OpTest, KnowsWhichCodesAreValid) {
   EXPECT_FALSE(Op::Cast(kF32, kNone).valid());
 }
 
-} // namespace
-} // namespace tsr
+}  // namespace
+}  // namespace tsr

@@ -9,12 +9,11 @@
 namespace tsr {
 namespace {
 
-uint32_t BitByBit(uint32_t crc, const uint8_t *data, size_t nbytes) {
+uint32_t BitByBit(uint32_t crc, const uint8_t* data, size_t nbytes) {
   crc = ~crc;
   for (size_t i = 0; i < nbytes; ++i) {
     crc ^= data[i];
-    for (int bit = 0; bit < 8; ++bit)
-      crc = (crc >> 1) ^ (crc & 1 ? 0x82F63B78u : 0u);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (crc & 1 ? 0x82F63B78u : 0u);
   }
   return ~crc;
 }
@@ -22,19 +21,17 @@ uint32_t BitByBit(uint32_t crc, const uint8_t *data, size_t nbytes) {
 std::vector<uint8_t> RandomBytes(size_t nbytes) {
   std::mt19937 random(20);
   std::vector<uint8_t> bytes(nbytes);
-  for (uint8_t &byte : bytes)
-    byte = static_cast<uint8_t>(random());
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
   return bytes;
 }
 
 TEST(Crc32cTest, KnowsTheExamplesOfRfc3720) {
   std::vector<uint8_t> ascending(32);
-  for (size_t i = 0; i < 32; ++i)
-    ascending[i] = static_cast<uint8_t>(i);
+  for (size_t i = 0; i < 32; ++i) ascending[i] = static_cast<uint8_t>(i);
   const std::vector<uint8_t> descending(ascending.rbegin(), ascending.rend());
   const std::vector<uint8_t> zeros(32, 0x00);
   const std::vector<uint8_t> ones(32, 0xFF);
-  for (const Crc32cVariant &variant : Crc32cVariants()) {
+  for (const Crc32cVariant& variant : Crc32cVariants()) {
     SCOPED_TRACE(variant.name);
     EXPECT_EQ(variant.extend(0, zeros.data(), 32), 0x8A9136AAu);
     EXPECT_EQ(variant.extend(0, ones.data(), 32), 0x62A8AB43u);
@@ -49,17 +46,16 @@ TEST(Crc32cTest, VariantsAgreeForEveryLengthAndMisalignment) {
   const std::vector<uint8_t> bytes = RandomBytes(2100);
   for (size_t nbytes = 0; nbytes <= 2000; ++nbytes) {
     const size_t misalignment = nbytes * 7 % 67;
-    const uint8_t *data = bytes.data() + misalignment;
+    const uint8_t* data = bytes.data() + misalignment;
     const uint32_t expected = BitByBit(0x12345678, data, nbytes);
-    for (const Crc32cVariant &variant : Crc32cVariants()) {
+    for (const Crc32cVariant& variant : Crc32cVariants()) {
       ASSERT_EQ(variant.extend(0x12345678, data, nbytes), expected)
-          << variant.name << " of " << nbytes << " bytes, misaligned by "
-          << misalignment;
+          << variant.name << " of " << nbytes << " bytes, misaligned by " << misalignment;
     }
   }
   for (size_t misalignment = 0; misalignment < 65; ++misalignment) {
     const uint32_t expected = BitByBit(0, bytes.data() + misalignment, 1999);
-    for (const Crc32cVariant &variant : Crc32cVariants()) {
+    for (const Crc32cVariant& variant : Crc32cVariants()) {
       ASSERT_EQ(variant.extend(0, bytes.data() + misalignment, 1999), expected)
           << variant.name << ", misaligned by " << misalignment;
     }
@@ -69,11 +65,10 @@ TEST(Crc32cTest, VariantsAgreeForEveryLengthAndMisalignment) {
 TEST(Crc32cTest, ContinuesFromAnyCut) {
   const std::vector<uint8_t> bytes = RandomBytes(20'011);
   const uint32_t whole = BitByBit(0, bytes.data(), bytes.size());
-  for (const Crc32cVariant &variant : Crc32cVariants()) {
+  for (const Crc32cVariant& variant : Crc32cVariants()) {
     for (size_t cut = 0; cut <= bytes.size(); cut += 997) {
       const uint32_t first = variant.extend(0, bytes.data(), cut);
-      ASSERT_EQ(variant.extend(first, bytes.data() + cut, bytes.size() - cut),
-                whole)
+      ASSERT_EQ(variant.extend(first, bytes.data() + cut, bytes.size() - cut), whole)
           << variant.name << " cut at " << cut;
     }
   }
@@ -83,9 +78,8 @@ TEST(Crc32cTest, UsesTheFirstVariant) {
   const std::vector<uint8_t> bytes = RandomBytes(5000);
   const Crc32cVariant fastest = Crc32cVariants().front();
   EXPECT_EQ(Crc32cImplementation(), fastest.name);
-  EXPECT_EQ(Crc32c(7, bytes.data(), bytes.size()),
-            fastest.extend(7, bytes.data(), bytes.size()));
+  EXPECT_EQ(Crc32c(7, bytes.data(), bytes.size()), fastest.extend(7, bytes.data(), bytes.size()));
 }
 
-} // namespace
-} // namespace tsr
+}  // namespace
+}  // namespace tsr
