@@ -91,7 +91,7 @@ class CoordinatorClient:
         self._joined_once = False
         self._over = False  # closed, or there is no use in dialling again
         self._refusal: SyncError | None = None
-        self._state = "not dialled yet"
+        self._state = "no answer yet"
         self._thread = threading.Thread(target=self._run, name="tsr-coordinator", daemon=True)
         self._at_exit = _CloseAtExit(self)
 
@@ -166,8 +166,6 @@ class CoordinatorClient:
     def _run(self) -> None:
         redial_s = _FIRST_REDIAL_S
         while True:
-            with self._changed:
-                self._state = "no answer yet"
             refusal, failure = None, "it ended the stream"
             try:
                 joined = self._hold_stream()

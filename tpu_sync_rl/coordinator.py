@@ -123,7 +123,7 @@ class CoordinatorServer:
             async with asyncio.timeout(HANDSHAKE_S):
                 return await self._exchange_proofs(context)
         except (SyncError, TimeoutError, msgspec.DecodeError) as error:
-            text = str(error) or f"no handshake within {HANDSHAKE_S:.0f} s"
+            text = str(error) or f"no handshake within {HANDSHAKE_S:g} s"
             await context.write(encode(Refused(type(error).__name__, text)))
             return None
         finally:

@@ -109,7 +109,7 @@ def resolve_token(token: str | bytes | None) -> bytes:
         ValueError: the token is empty, or its file can't be read.
     """
     if token is None:
-        token = os.environ.get("TSR_TOKEN")
+        token = os.environb.get(b"TSR_TOKEN")
     if token is None:
         path = os.environ.get("TSR_TOKEN_FILE")
         if path is None:

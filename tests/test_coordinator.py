@@ -1,0 +1,332 @@
+"""The coordinator as a process: start and end, handshakes, bytes from strangers, liveness."""
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import grpc
+import pytest
+from streams import JOB, PATIENCE_S, TOKEN, SamplerSession, TrainerSession
+
+from tpu_sync_rl import authentication
+from tpu_sync_rl import coordinator as coordinator_module
+from tpu_sync_rl.coordinator import MAX_HANDSHAKE_NBYTES, CoordinatorServer
+from tpu_sync_rl.coordinator_process import start_coordinator
+from tpu_sync_rl.errors import AuthError, SyncError
+from tpu_sync_rl.messages import (
+    SESSION_METHOD,
+    Challenge,
+    Credentials,
+    Greeting,
+    JoinSampler,
+    Proof,
+    PublishOutcome,
+    Refused,
+    SamplerJoined,
+    decode_from_coordinator,
+    encode,
+    identity,
+)
+from tpu_sync_rl.options import split_address
+
+PEER_TIMEOUT_S = 1.0
+
+
+@pytest.fixture
+def coordinator():
+    process = start_coordinator(
+        "127.0.0.1", 0, token=TOKEN, peer_timeout=PEER_TIMEOUT_S, insecure=False
+    )
+    yield process.address
+    process.stop()
+
+
+# --- the process
+
+
+def test_busy_address_is_an_error_that_says_so(coordinator):
+    host, port = split_address(coordinator)
+    with pytest.raises(SyncError, match=f"can't listen on {coordinator}: the address is in use"):
+        start_coordinator(host, port, token=TOKEN, peer_timeout=10, insecure=False)
+
+
+def test_without_a_token_it_listens_on_loopback_only():
+    with pytest.raises(ValueError, match=r"0\.0\.0\.0 can be reached from other machines"):
+        start_coordinator("0.0.0.0", 0, token=b"", peer_timeout=10, insecure=False)
+    start_coordinator("127.0.0.1", 0, token=b"", peer_timeout=10, insecure=False).stop()
+    start_coordinator("0.0.0.0", 0, token=b"", peer_timeout=10, insecure=True).stop()
+
+
+def test_stop_frees_the_port_and_may_be_called_twice():
+    first = start_coordinator("127.0.0.1", 0, token=TOKEN, peer_timeout=10, insecure=False)
+    first.stop()
+    first.stop()
+    again = start_coordinator(
+        *split_address(first.address), token=TOKEN, peer_timeout=10, insecure=False
+    )
+    assert again.address == first.address
+    again.stop()
+
+
+def test_it_ends_with_a_parent_that_is_killed():
+    code = (
+        "import time\n"
+        "from tpu_sync_rl.coordinator_process import start_coordinator\n"
+        "process = start_coordinator('127.0.0.1', 0, token=b'', peer_timeout=10, insecure=False)\n"
+        "print(process.address, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    host, port = split_address(parent.stdout.readline().decode().strip())
+    parent.kill()
+    parent.wait()
+    # The child has the other end of the pipe too: it reads as ended when both are gone.
+    assert select.select([parent.stdout], [], [], PATIENCE_S)[0]
+    assert parent.stdout.read() == b""
+    parent.stdout.close()
+    start_coordinator(host, port, token=b"", peer_timeout=10, insecure=False).stop()
+
+
+def test_it_runs_alone_without_jax():
+    code = (
+        "import sys, threading\n"
+        "import tpu_sync_rl.coordinator as coordinator\n"
+        "assert not {'jax', 'numpy', 'absl'} & sys.modules.keys(), sorted(sys.modules)\n"
+        "sys.exit(coordinator.main(['--address=127.0.0.1:0']))\n"
+    )
+    alone = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert alone.stdout is not None
+    line = alone.stdout.readline().decode()
+    assert line.startswith("coordinator at 127.0.0.1:")
+    alone.send_signal(signal.SIGINT)
+    assert alone.wait(10) == 0
+    alone.stdout.close()
+
+
+def test_command_reports_what_is_wrong(tmp_path):
+    command = [sys.executable, "-m", "tpu_sync_rl.coordinator", "--address"]
+    for address, text in [("0.0.0.0:0", "can be reached from other"), ("x", "must be 'host:port'")]:
+        ran = subprocess.run([*command, address], capture_output=True, text=True, check=False)
+        assert ran.returncode == 1
+        assert text in ran.stderr
+
+
+def test_token_of_any_bytes_reaches_the_child():
+    token = b"\xff\xfe secret \xc3"
+    process = start_coordinator("127.0.0.1", 0, token=token, peer_timeout=10, insecure=False)
+    try:
+        with SamplerSession(process.address, token=token) as session:
+            assert session.num_joins == 1
+    finally:
+        process.stop()
+
+
+# --- handshakes and strangers
+
+
+def test_wrong_token_is_refused_at_once(coordinator):
+    stranger = SamplerSession(coordinator, token=b"guess")
+    with pytest.raises(AuthError, match="the coordinator has another token"):
+        stranger.client.start(time.monotonic() + 60)
+
+
+class Raw:
+    """A stream that says whatever a test wants."""
+
+    def __init__(self, address):
+        self.channel = grpc.insecure_channel(address)
+        self.say = []
+        self.ready = threading.Semaphore(0)
+        self.stream = self.channel.stream_stream(SESSION_METHOD)(self._messages(), timeout=20)
+
+    def _messages(self):
+        while True:
+            self.ready.acquire()
+            data = self.say.pop(0)
+            if data is None:
+                return
+            yield data
+
+    def send(self, data):
+        self.say.append(data)
+        self.ready.release()
+
+    def read(self):
+        return decode_from_coordinator(next(self.stream))
+
+    def read_all(self):
+        return [decode_from_coordinator(data) for data in self.stream]
+
+    def prove(self, token=TOKEN):
+        greeting = Greeting("sampler", JOB, "raw", 0, authentication.new_nonce())
+        self.send(encode(greeting))
+        challenge = self.read()
+        assert isinstance(challenge, Challenge)
+        nonces = (greeting.nonce, challenge.nonce)
+        mac = authentication.mac(token, "dialler", nonces, identity(greeting))
+        self.send(encode(Credentials(mac)))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.send(None)
+        self.stream.cancel()
+        self.channel.close()
+
+
+GREETING = Greeting("sampler", JOB, "raw", 0, bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "truncated"),
+        (b"\x00garbage", "Expected `object`"),
+        (bytes(MAX_HANDSHAKE_NBYTES + 1), f"message of {MAX_HANDSHAKE_NBYTES + 1} bytes"),
+        (encode(JoinSampler("l", 1, 0, None, None, 0, [])), "a stream begins with the greeting"),
+        (encode(Greeting("spy", JOB, "raw", 0, bytes(32))), "a stream begins with the greeting"),
+        (encode(Greeting("sampler", JOB, "raw", 0, b"short")), "a nonce has 32 bytes"),
+        (None, "the stream ended within its handshake"),
+    ],
+)
+def test_stranger_hears_nothing_but_a_refusal(coordinator, data, text):
+    with Raw(coordinator) as raw:
+        raw.send(data)
+        [refused] = raw.read_all()
+        assert isinstance(refused, Refused)
+        assert text in refused.text
+
+
+def test_proof_of_another_name_is_worth_nothing(coordinator):
+    with Raw(coordinator) as raw:
+        raw.send(encode(GREETING))
+        nonces = (GREETING.nonce, raw.read().nonce)
+        other = ("control", "sampler", JOB, "other", 0)
+        raw.send(encode(Credentials(authentication.mac(TOKEN, "dialler", nonces, other))))
+        assert [message.error for message in raw.read_all()] == ["AuthError"]
+
+
+def test_coordinator_proves_itself_only_to_who_has_the_token(coordinator):
+    with Raw(coordinator) as raw:
+        raw.prove(token=b"guess")
+        assert [type(message) for message in raw.read_all()] == [Refused]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1garbage", encode(GREETING)])
+def test_garbage_after_the_handshake_ends_that_stream_only(coordinator, data):
+    with TrainerSession(coordinator) as trainer, SamplerSession(coordinator) as sampler:
+        with Raw(coordinator) as raw:
+            raw.prove()
+            assert isinstance(raw.read(), Proof)
+            raw.send(encode(JoinSampler("life", 1, 0, None, None, 0, [])))
+            assert isinstance(raw.read(), SamplerJoined)
+            raw.send(data)
+            assert [message.error for message in raw.read_all()] == ["SyncError"]
+        trainer.publish()
+        sampler.receive()
+        assert trainer.wait_for(PublishOutcome).outcome.error == ""
+        assert trainer.num_joins == sampler.num_joins == 1
+
+
+def test_half_open_handshakes_are_bounded_in_time_and_number(monkeypatch):
+    monkeypatch.setattr(coordinator_module, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(coordinator_module, "MAX_HANDSHAKES", 1)
+    with server_in_a_thread() as address, Raw(address) as first, Raw(address) as second:
+        first.send(encode(GREETING))
+        assert isinstance(first.read(), Challenge)
+        [refused] = second.read_all()
+        assert "too many handshakes at once" in refused.text
+        [refused] = first.read_all()
+        assert "no handshake within 0.5 s" in refused.text
+
+
+@contextmanager
+def server_in_a_thread():
+    """A coordinator in this process, where a test can reach it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start():
+        server = CoordinatorServer(token=TOKEN, peer_timeout_s=10)
+        return server, await server.start("127.0.0.1", 0)
+
+    server, port = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
+    yield f"127.0.0.1:{port}"
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(PATIENCE_S)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_stranger_without_grpc_harms_nobody(coordinator):
+    with socket.create_connection(split_address(coordinator)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(1000))
+        with SamplerSession(coordinator) as session:
+            assert session.num_joins == 1
+
+
+# --- liveness
+
+SAMPLER = """
+import ctypes, sys
+from streams import SamplerSession
+with SamplerSession(sys.argv[1]) as session:
+    print("joined", flush=True)
+    {}
+    session.receive()
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def sampler_process(address, code):
+    """A sampler in a process of its own, which joins and then runs `code`."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", SAMPLER.format(code), address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == b"joined\n"
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+
+
+def test_stopped_process_is_lost(coordinator):
+    with TrainerSession(coordinator) as trainer, sampler_process(coordinator, "pass") as child:
+        child.send_signal(signal.SIGSTOP)
+        trainer.publish()
+        assert trainer.wait_for(PublishOutcome).lost == ["s"]
+
+
+def test_killed_process_is_lost(coordinator):
+    with TrainerSession(coordinator) as trainer, sampler_process(coordinator, "pass") as child:
+        trainer.publish()
+        child.kill()
+        assert trainer.wait_for(PublishOutcome).lost == ["s"]
+
+
+def test_process_that_holds_the_gil_is_alive(coordinator):
+    hold = f"ctypes.PyDLL(None).usleep({int(3e6 * PEER_TIMEOUT_S)})"
+    with TrainerSession(coordinator) as trainer, sampler_process(coordinator, hold):
+        trainer.publish()
+        decided = trainer.wait_for(PublishOutcome)
+        assert decided.lost == []
+        assert decided.replicas["s"].version == 1
