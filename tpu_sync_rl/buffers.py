@@ -188,16 +188,18 @@ class Aliases:
             parts = [jax.random.key_data(part) for part in parts]
         pins: list[Any]
         if shards.in_place[leaf]:
+            # An opaque capsule: while it lives, so does the buffer, whatever the dtype or layout.
+            pins = [part.__dlpack__() for part in parts]
+            addresses = [part.unsafe_buffer_pointer() for part in parts]
             layout = parts[0].format.layout
-            if layout is None or layout.tiling:
+            if layout is None:
+                raise RuntimeError("Array has been deleted")  # as JAX says elsewhere
+            if layout.tiling:
                 raise ValueError(
                     f"leaf {self.manifest.leaves[leaf].key!r} lies in memory as {layout}, expected "
                     "rows or columns without tiles: jax.device_put(x, x.sharding) makes them"
                 )
             order = layout.major_to_minor
-            # An opaque capsule: while it lives, so does the buffer, whatever the dtype or layout.
-            pins = [part.__dlpack__() for part in parts]
-            addresses = [part.unsafe_buffer_pointer() for part in parts]
         else:
             order = tuple(range(parts[0].ndim))
             pins = [np.array(part, order="C") for part in parts]

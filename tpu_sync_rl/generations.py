@@ -27,7 +27,9 @@ from tpu_sync_rl.buffers import LocalShards
 from tpu_sync_rl.shard_table import ShardTable
 
 _ALIGNMENT = 64  # bytes; JAX copies what is aligned less
-_COLLECT_S = 0.2  # how often a wait for dead arrays runs the garbage collector
+# How often a wait for dead arrays looks for cycles. Even without one, JAX lets go of memory only at
+# its next call or at a collection, however small, where an array ended beside a running thread.
+_COLLECT_S = 0.2
 _SMALL_NBYTES = 4 << 20  # blocks up to here serve results of any smaller size
 NUM_THREADS = min(8, len(os.sched_getaffinity(0)))
 
@@ -236,13 +238,16 @@ class GenerationPool:
         """
         deadline = time.monotonic() + timeout_s
         memory = self._take(0.0)
-        if memory is None and self._num_generations >= 2:
-            memory = self._take_collected(0.0)
-        if memory is None and self._num_generations < self._max_generations:
+        may_grow = self._num_generations < self._max_generations
+        if memory is None and self._num_generations >= min(2, self._max_generations):
+            self._collect(fully=may_grow)
+            memory = self._take(0.0)
+        if memory is None and may_grow:
             memory = self.sink.allocate()
             self._num_generations += 1
         while memory is None and (left_s := deadline - time.monotonic()) > 0:
-            memory = self._take_collected(min(left_s, _COLLECT_S))
+            memory = self._take(min(left_s, _COLLECT_S))
+            self._collect(fully=False)
         return None if memory is None else Generation(self.sink, memory, self._give_back)
 
     def close(self) -> None:
@@ -257,12 +262,13 @@ class GenerationPool:
         except queue.Empty:
             return None
 
-    def _take_collected(self, timeout_s: float) -> HostMemory | None:
-        # An array whose last reference went while it was computed with ends at the next collection.
-        if time.monotonic() >= self._collected_at + _COLLECT_S:
+    def _collect(self, *, fully: bool) -> None:
+        """Ends arrays that nobody can reach; those in cycles if `fully`, or now and then."""
+        if fully or time.monotonic() >= self._collected_at + _COLLECT_S:
             gc.collect()
             self._collected_at = time.monotonic()
-        return self._take(timeout_s)
+        else:
+            gc.collect(0)
 
     def _give_back(self, memory: HostMemory) -> None:
         if not self._closed:
@@ -292,10 +298,10 @@ class ResultPool:
         limit = os.environ.get("TSR_POOL_NBYTES")
         if limit is not None and not limit.isdecimal():
             raise ValueError(f"TSR_POOL_NBYTES is {limit!r}, expected a number of bytes")
-        with self._lock:
-            memory = self._take(sink.nbytes)
+        memory = self._take(sink.nbytes)
         if memory is None:
-            memory = sink.allocate()
+            gc.collect(0)
+            memory = self._take(sink.nbytes) or sink.allocate()
         with self._lock:
             self._largest_nbytes = max(self._largest_nbytes, memory.nbytes)
             self._max_nbytes = 2 * self._largest_nbytes if limit is None else int(limit)
@@ -309,12 +315,14 @@ class ResultPool:
 
     def _take(self, nbytes: int) -> HostMemory | None:
         """The smallest free block of at least `nbytes`, unless it would waste more than half."""
-        fitting = [x for x in self._free if nbytes <= x.nbytes <= max(2 * nbytes, _SMALL_NBYTES)]
-        if not fitting:
-            return None
-        best = min(fitting, key=lambda memory: memory.nbytes)
-        self._free = [memory for memory in self._free if memory is not best]
-        return best
+        most = max(2 * nbytes, _SMALL_NBYTES)
+        with self._lock:
+            fitting = [memory for memory in self._free if nbytes <= memory.nbytes <= most]
+            if not fitting:
+                return None
+            best = min(fitting, key=lambda memory: memory.nbytes)
+            self._free = [memory for memory in self._free if memory is not best]
+            return best
 
     def _give_back(self, memory: HostMemory) -> None:
         with self._lock:

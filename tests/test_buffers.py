@@ -1,0 +1,288 @@
+"""Aliases: addresses and strides of shards, and pins that outlive donation."""
+
+import ctypes
+import gc
+import threading
+import weakref
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental.layout import Format, Layout
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from strategies import Shardings, shardings
+
+from tpu_sync_rl.buffers import Aliases, AliasResolver, LocalShards, pin
+from tpu_sync_rl.shard_table import shard_table
+
+MESH = jax.make_mesh((2, 4), ("a", "b"))
+STEP = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)
+
+
+def _params() -> dict[str, jax.Array]:
+    """Computed arrays: what came from NumPy is never donated in place."""
+    made = jax.jit(lambda: jnp.arange(4096.0).reshape(64, 64), out_shardings=_sharding("a", "b"))
+    return {"v": made() + 1, "w": made()}
+
+
+def _sharding(*spec: Any) -> NamedSharding:
+    return NamedSharding(MESH, P(*spec))
+
+
+def _memory(aliases: Aliases, leaf: int, dtype: Any) -> list[np.ndarray]:
+    """Copies of what lies at the addresses of a leaf's shards, read by their strides."""
+    shards = aliases.directory()
+    found = []
+    for shard in range(*shards.first_shard[leaf : leaf + 2]):
+        shape = shards.shapes[shard]
+        begin = shards.first_stride[leaf] + (shard - shards.first_shard[leaf]) * len(shape)
+        strides = tuple(aliases.strides[begin : begin + len(shape)].tolist())
+        itemsize = int(shards.itemsize[shard])
+        span = itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        nbytes = 0 if 0 in shape else span
+        buffer = (ctypes.c_char * nbytes).from_address(int(aliases.addresses[shard]))
+        found.append(np.ndarray(shape, dtype, buffer=buffer, strides=strides).copy())
+    return found
+
+
+def _pointers(array: jax.Array) -> list[int]:
+    return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+
+
+@settings(deadline=None)
+@given(
+    shardings(1),
+    st.sampled_from(["float32", "bfloat16", "float8_e4m3fn", "bool", "complex64", "int4"]),
+    st.randoms(use_true_random=False),
+)
+def test_addresses_and_strides_lead_to_every_local_box(
+    sharded: Shardings, dtype: str, random: Any
+) -> None:
+    shape, (sharding,) = sharded
+    stored = np.dtype(jnp.dtype(dtype))
+    values = np.arange(np.prod(shape)).reshape(shape).astype(np.int8).astype(stored)
+    order = random.sample(range(len(shape)), len(shape))
+    plain = dtype == "int4" or 0 in shape or order == sorted(order)
+    target = sharding if plain else Format(Layout(tuple(order)), sharding)
+    array = jax.device_put(values, target)
+    aliases = AliasResolver().resolve({"w": array})
+    shards = aliases.directory()
+    boxes = shards.ranges.reshape(shards.num_shards, len(shape), 2)
+    wanted = {tuple(map(tuple, box.tolist())) for box in aliases.manifest.layouts[0].boxes}
+    assert {tuple(map(tuple, box.tolist())) for box in boxes} == wanted
+    for box, memory in zip(boxes, _memory(aliases, 0, stored), strict=True):
+        expected = values[tuple(slice(*part) for part in box)]
+        assert memory.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+def test_shards_are_in_the_order_of_keys_and_boxes() -> None:
+    params = {"b": jnp.zeros(8, jnp.bfloat16), "a": _params()["w"], "c": jnp.zeros((), jnp.int32)}
+    shards = AliasResolver().resolve(params).directory()
+    assert shards.leaf.tolist() == [0] * 8 + [1, 2]
+    assert shards.box.tolist() == [*range(8), 0, 0]
+    assert shards.itemsize.tolist() == [4] * 8 + [2, 4]
+    assert shards.kind.tolist() == [3] * 8 + [2, 0]
+    assert shards.rank.tolist() == [2] * 8 + [1, 0]
+    assert len(shards.ranges) == 8 * 4 + 2
+    assert (shards.num_shards, shards.num_leaves) == (10, 3)
+
+
+def test_of_equal_shards_one_is_taken() -> None:
+    array = jax.device_put(jnp.arange(8.0), _sharding("a"))
+    aliases = AliasResolver().resolve({"w": array})
+    first = [array.addressable_shards[i].data.unsafe_buffer_pointer() for i in (0, 4)]
+    assert aliases.addresses.tolist() == first
+
+
+def test_another_process_holds_no_shard_of_ours() -> None:
+    table = shard_table(["w"], [_params()["w"]], wanted=False)
+    shards = LocalShards.of(table, 1)
+    assert (shards.num_shards, shards.num_leaves, len(shards.ranges)) == (0, 1, 0)
+    aliases = pin(table, shards, [_params()["w"]])
+    assert aliases.holds(0)
+    assert len(aliases.addresses) == 0
+
+
+def test_pinned_bytes_stay_when_the_arrays_are_donated() -> None:
+    params = _params()
+    expected = np.asarray(params["w"]).copy()
+    aliases = AliasResolver().resolve(params)
+    before = b"".join(memory.tobytes() for memory in _memory(aliases, 1, np.float32))
+    for _ in range(3):
+        params = STEP(params)
+    jax.block_until_ready(params)
+    assert b"".join(memory.tobytes() for memory in _memory(aliases, 1, np.float32)) == before
+    assert sum(memory.sum() for memory in _memory(aliases, 1, np.float32)) == expected.sum()
+
+
+def test_keys_and_columns_stay_when_they_are_donated() -> None:
+    columns = Format(Layout((1, 0)), _sharding(None, "b"))
+    params = {
+        "columns": jax.device_put(np.arange(32.0).reshape(4, 8), columns),
+        "key": jax.device_put(jax.random.split(jax.random.key(1), 4), _sharding("b")),
+    }
+    words = np.asarray(jax.random.key_data(params["key"])).copy()
+    aliases = AliasResolver().resolve(params)
+    donating = jax.jit(
+        lambda tree: (tree["columns"] * 0, jax.random.clone(tree["key"])), donate_argnums=0
+    )
+    jax.block_until_ready(donating(params))
+    parts = _memory(aliases, 0, np.float32)
+    assert np.concatenate(parts, axis=1).tolist() == np.arange(32.0).reshape(4, 8).tolist()
+    assert np.concatenate(_memory(aliases, 1, np.uint32)).tolist() == words.tolist()
+
+
+def test_a_dropped_leaf_is_donated_in_place_and_the_others_stay() -> None:
+    params = _params()
+    pointers = {key: _pointers(array) for key, array in params.items()}
+    aliases = AliasResolver().resolve(params)
+    aliases.drop([0])
+    assert (aliases.holds(0), aliases.holds(1)) == (False, True)
+    stepped = STEP(params)
+    assert _pointers(stepped["v"]) == pointers["v"]
+    assert _pointers(stepped["w"]) != pointers["w"]
+    aliases.drop_all()
+    assert not aliases.holds(1)
+
+
+def test_aliases_keep_no_array_alive() -> None:
+    params = _params()
+    gone = weakref.ref(params["w"])
+    aliases = AliasResolver().resolve(params)
+    del params
+    gc.collect()
+    assert gone() is None
+    assert aliases.holds(1)
+
+
+def test_leaves_of_living_arrays_are_pinned_again() -> None:
+    params = _params()
+    aliases = AliasResolver().resolve(params)
+    addresses = aliases.addresses.copy()
+    aliases.drop([0])
+    assert aliases.retake()
+    assert aliases.holds(0)
+    assert (aliases.addresses == addresses).all()
+    jax.block_until_ready(STEP(params))
+    assert all((memory != 0).any() for memory in _memory(aliases, 0, np.float32))
+
+
+@pytest.mark.parametrize("end", ["donated", "forgotten"])
+def test_leaves_of_arrays_that_are_gone_are_not(end: str) -> None:
+    params = _params()
+    aliases = AliasResolver().resolve(params)
+    aliases.drop([1])
+    if end == "donated":
+        STEP(params)
+    else:
+        del params
+        gc.collect()
+    assert not aliases.retake()
+    assert aliases.holds(0) and not aliases.holds(1), "others may still read what was pinned"
+
+
+def test_pinning_again_beside_a_donating_thread_keeps_all_bytes_or_says_no() -> None:
+    for _ in range(30):
+        params = _params()
+        aliases = AliasResolver().resolve(params)
+        aliases.drop_all()
+        ready = threading.Barrier(2)
+
+        def donate(params: Any = params, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            jax.block_until_ready(STEP(params))
+
+        thread = threading.Thread(target=donate)
+        thread.start()
+        ready.wait()
+        kept = aliases.retake()
+        thread.join()
+        if kept:
+            memory = np.concatenate([part.ravel() for part in _memory(aliases, 1, np.float32)])
+            assert sorted(memory) == list(range(4096))
+
+
+def test_a_version_like_the_one_before_keeps_manifest_and_directory() -> None:
+    resolver = AliasResolver()
+    first, second = (resolver.resolve(_params()) for _ in range(2))
+    assert second.manifest is first.manifest
+    assert second.directory() is first.directory()
+    other = resolver.resolve({**_params(), "w": jnp.zeros(3)})
+    assert other.manifest.digest != first.manifest.digest
+    renamed = resolver.resolve({"x": _params()["w"], "w": jnp.zeros(3)})
+    assert renamed.manifest.digest != other.manifest.digest
+
+
+def test_params_in_flight_are_waited_for() -> None:
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, y: y @ x, x))
+    result = slow(jnp.eye(256))
+    aliases = AliasResolver().resolve({"w": result})
+    assert (_memory(aliases, 0, np.float32)[0] == np.eye(256)).all()
+
+
+def test_memory_that_can_not_be_read_in_place_is_copied_to_the_host() -> None:
+    array = _params()["w"]
+    table = shard_table(["w"], [array], wanted=False)
+    shards = LocalShards.of(table, 0)
+    aliases = pin(table, replace(shards, in_place=(False,)), [array])
+    assert not set(aliases.addresses.tolist()) & set(_pointers(array))
+    in_place = _memory(pin(table, shards, [array]), 0, np.float32)
+    for copied, original in zip(_memory(aliases, 0, np.float32), in_place, strict=True):
+        assert (copied == original).all()
+
+
+def test_elements_below_one_byte_are_read_as_bytes() -> None:
+    values = (np.arange(16) - 8).astype(ml_dtypes.int4)
+    array = jax.device_put(values, SingleDeviceSharding(jax.devices()[3]))
+    aliases = AliasResolver().resolve({"w": array})
+    assert _memory(aliases, 0, np.int8)[0].tolist() == values.view(np.int8).tolist()
+
+
+def test_a_deleted_leaf_is_refused_by_key() -> None:
+    params = _params()
+    params["w"].delete()
+    with pytest.raises(ValueError, match=r"leaf 'w' has been deleted \(donated\?\): give the para"):
+        AliasResolver().resolve(params)
+
+
+def test_a_leaf_that_is_deleted_meanwhile_is_refused_by_key() -> None:
+    params = _params()
+    table = shard_table(list(params), list(params.values()), wanted=False)
+    params["w"].delete()
+    with pytest.raises(ValueError, match="leaf 'w' has been deleted"):
+        Aliases(table.manifest, LocalShards.of(table, 0), list(params.values()))
+
+
+def test_a_failed_computation_raises_as_jax_does() -> None:
+    params = _params()
+    with (
+        mock.patch.object(Aliases, "_take", side_effect=RuntimeError("out of memory")),
+        pytest.raises(RuntimeError, match="out of memory"),
+    ):
+        AliasResolver().resolve(params)
+
+
+def test_a_leaf_that_is_no_array_is_refused_by_key() -> None:
+    with pytest.raises(TypeError, match="leaf 'w' is a float, expected a jax"):
+        AliasResolver().resolve({"w": 1.0})
+    struct = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=_sharding())
+    with pytest.raises(TypeError, match="leaf 'w' is a ShapeDtypeStruct, expected a jax"):
+        AliasResolver().resolve({"w": struct})
+
+
+def test_a_tiled_leaf_is_refused_by_key() -> None:
+    array = _params()["w"]
+    tiled = Format(Layout((0, 1), tiling=((8, 128),)), array.sharding)
+    with (
+        mock.patch.object(type(array), "format", property(lambda _: tiled)),
+        pytest.raises(ValueError, match=r"leaf 'w' lies in memory as .*tiling=.*without tiles"),
+    ):
+        AliasResolver().resolve({"w": array})
