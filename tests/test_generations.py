@@ -213,6 +213,15 @@ def test_memory_is_used_again_when_its_arrays_are_gone() -> None:
     assert len(addresses) == 1
 
 
+def test_a_generation_that_handed_out_its_arrays_keeps_nothing() -> None:
+    pool = _pool(_struct((1024,), "b"), max_generations=1)
+    generation = _acquired(pool)
+    arrays = generation.arrays()
+    assert pool.acquire(0.0) is None
+    del arrays
+    assert pool.acquire(0.0) is not None
+
+
 def test_older_arrays_stay_while_they_are_held() -> None:
     pool = _pool(_struct((1024,), "b"))
     held = [_versions(pool, version) for version in range(3)]

@@ -160,13 +160,14 @@ class Generation:
     def arrays(self) -> list[Any]:
         """Hands out the jax.Arrays, in the manifest's order. Call once, when all bytes are there.
 
-        Zero-copy on CPU. They keep the memory alive, and nothing may write to it any more.
+        Zero-copy on CPU. From then on they alone keep the memory, and nothing may write to it.
         """
         made = [
             self._made(index, must_alias=False) if array is None else array
             for index, array in enumerate(self._arrays)
         ]
         self._arrays = []
+        del self._root
         return made
 
     def _made(self, index: int, *, must_alias: bool) -> jax.Array | None:

@@ -204,6 +204,7 @@ class Receiver:
         self._dial(source)
         fetcher.begin(held.version, generation.sink_addresses)
         try:
+            generation.prepare_arrays()
             silent_since = time.monotonic()
             while not fetcher.wait(_POLL_S):
                 self._stop_if_told(held)
