@@ -1,0 +1,256 @@
+// What a fetcher does with sources that are slow, wrong or hostile.
+#include "sink_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "raw_peer.h"
+#include "transfer.h"
+
+namespace tsr {
+namespace {
+
+class SinkStreamTest : public ::testing::Test {
+ protected:
+  void Start(FetcherOptions options = {
+                 .num_workers = 2, .window = 2, .peer_timeout_s = kTestTimeoutS}) {
+    fetcher_ = MakeFetcher(transfer_.plan, options);
+  }
+
+  RawPeer Connect() {
+    auto [ours, theirs] = ConnectedPair();
+    EXPECT_OK(fetcher_->AddStream(0, std::move(ours), "rail"));
+    return RawPeer(std::move(theirs));
+  }
+
+  void Begin(uint64_t version = 1) {
+    ASSERT_OK(fetcher_->Begin(version, transfer_.sink_addresses));
+  }
+
+  Status Wait(bool* done) { return fetcher_->Wait(Deadline::After(kTestTimeoutS), done); }
+
+  void WaitUntilStreams(int num_streams) {
+    while (fetcher_->NumStreams(0) != num_streams) std::this_thread::yield();
+  }
+
+  std::string LostReason() {
+    std::string reason;
+    fetcher_->ForEachSource([&](SourceLink& source) {
+      std::lock_guard lock(source.mutex);
+      reason = source.lost_reason;
+    });
+    return reason;
+  }
+
+  // Bytes of the chunk that `fetch` asks for: the leaf is one dense shard.
+  std::string_view PayloadOf(const Frame& fetch) const {
+    uint64_t offset = 0;
+    for (uint64_t i = 0; i < fetch.chunk; ++i) offset += transfer_.plan.chunks[i].nbytes;
+    return {reinterpret_cast<const char*>(transfer_.sources[0]->shards[0].bytes.data()) + offset,
+            transfer_.plan.chunks[fetch.chunk].nbytes};
+  }
+
+  // Serves until the stream ends; DONEs and PINGs are met, too.
+  void Serve(const RawPeer& peer) {
+    for (;;) {
+      const std::vector<uint8_t> bytes = peer.Read(kFrameNbytes);
+      if (bytes.empty()) return;
+      Frame frame;
+      ASSERT_OK(
+          DecodeFrame(std::span<const uint8_t, kFrameNbytes>(bytes.data(), kFrameNbytes), &frame));
+      if (frame.kind == FrameKind::kFetch) peer.WriteChunk(frame, PayloadOf(frame));
+      if (frame.kind == FrameKind::kPing) peer.Write(Frame{.kind = FrameKind::kPong});
+    }
+  }
+
+  Transfer transfer_{{{.shape = {200'000}}}, 1, 40'000};
+  std::unique_ptr<Fetcher> fetcher_;
+};
+
+TEST_F(SinkStreamTest, LostStreamGivesItsChunksToTheOthers) {
+  Start();
+  RawPeer first = Connect();
+  first.TakeTable();
+  Begin();
+  const Frame fetch = first.ReadFrame();
+  EXPECT_EQ(fetch.kind, FrameKind::kFetch);
+  EXPECT_EQ(first.ReadFrame().kind, FrameKind::kFetch);
+  first.Write(Frame{FrameKind::kChunk, fetch.table, 1, fetch.chunk, PayloadOf(fetch).size()});
+  first.Write(std::string(100, 'x'));
+  first.Close();
+  WaitUntilStreams(0);
+  const RawPeer second = Connect();
+  std::thread source([&] { Serve(second); });
+  bool done = false;
+  EXPECT_OK(Wait(&done));
+  EXPECT_TRUE(done);
+  fetcher_->End();
+  EXPECT_TRUE(transfer_.SinkIsRight());
+  EXPECT_EQ(LostReason(), "closed by the peer");
+  fetcher_->Close();
+  source.join();
+}
+
+TEST_F(SinkStreamTest, ChunkThatFailsItsChecksumIsFetchedAgainOnAnotherStream) {
+  Start({.num_workers = 2, .window = 1, .peer_timeout_s = kTestTimeoutS});
+  const RawPeer first = Connect();
+  first.TakeTable();
+  Begin();
+  const Frame fetch = first.ReadFrame();
+  std::string flipped(PayloadOf(fetch));
+  flipped[flipped.size() / 2] = static_cast<char>(flipped[flipped.size() / 2] ^ 1);
+  const std::string_view right = PayloadOf(fetch);
+  first.WriteChunk(fetch, flipped, Crc32c(0, right.data(), right.size()));
+  EXPECT_TRUE(first.Ended());
+  const RawPeer second = Connect();
+  std::thread source([&] { Serve(second); });
+  bool done = false;
+  EXPECT_OK(Wait(&done));
+  EXPECT_TRUE(done);
+  fetcher_->End();
+  EXPECT_TRUE(transfer_.SinkIsRight());
+  EXPECT_EQ(LostReason(), "chunk 0 of source process 0 does not match its checksum");
+  fetcher_->Close();
+  source.join();
+}
+
+TEST_F(SinkStreamTest, ChunkThatFailsAgainAndAgainIsCorrupt) {
+  Start({.num_workers = 1, .window = 1, .peer_timeout_s = kTestTimeoutS});
+  for (int i = 0; i < 3; ++i) {
+    const RawPeer peer = Connect();
+    if (i == 0) {
+      peer.TakeTable();
+      Begin();
+    }
+    const Frame fetch = peer.ReadFrame();
+    EXPECT_EQ(fetch.chunk, 0u);
+    peer.WriteChunk(fetch, PayloadOf(fetch), 0);
+    EXPECT_TRUE(peer.Ended());
+  }
+  bool done = true;
+  const Status status = Wait(&done);
+  EXPECT_EQ(status.code(), Code::kCorruption);
+  EXPECT_EQ(status.message(), "chunk 0 of source process 0 does not match its checksum");
+  EXPECT_FALSE(done);
+  fetcher_->End();
+}
+
+TEST_F(SinkStreamTest, NoByteLandsAfterTheEnd) {
+  Start();
+  const RawPeer peer = Connect();
+  peer.TakeTable();
+  Begin();
+  const Frame fetch = peer.ReadFrame();
+  peer.Write(Frame{FrameKind::kChunk, fetch.table, 1, fetch.chunk, PayloadOf(fetch).size()});
+  peer.Write(PayloadOf(fetch).substr(0, 10'000));
+  while (transfer_.sink[0][9'999] == 0xEE) std::this_thread::yield();
+  fetcher_->End();
+  // ASan sees a late write.
+  transfer_.sink.clear();
+  transfer_.sink.shrink_to_fit();
+  EXPECT_EQ(fetcher_->NumStreams(0), 0);
+  fetcher_->End();
+}
+
+TEST_F(SinkStreamTest, IdleStreamsStayForTheNextVersion) {
+  Start({.num_workers = 1, .window = 1, .peer_timeout_s = kTestTimeoutS});
+  const RawPeer first = Connect();
+  first.TakeTable();
+  const RawPeer second = Connect();
+  std::thread source([&] { Serve(second); });
+  Begin();
+  const uint64_t in_flight = transfer_.plan.chunks[first.ReadFrame().chunk].nbytes;
+  const uint64_t others = transfer_.plan.wire_nbytes - in_flight;
+  while (fetcher_->ProgressNbytes() != others) std::this_thread::yield();
+  fetcher_->End();
+  EXPECT_TRUE(first.Ended());
+  Begin(2);
+  bool done = false;
+  EXPECT_OK(Wait(&done));
+  EXPECT_TRUE(done);
+  fetcher_->End();
+  EXPECT_EQ(fetcher_->NumStreams(0), 1);
+  fetcher_->Close();
+  source.join();
+}
+
+TEST_F(SinkStreamTest, SourceThatLostTheTableGetsItAgain) {
+  Start({.num_workers = 1, .window = 1, .peer_timeout_s = kTestTimeoutS});
+  const RawPeer first = Connect();
+  first.TakeTable();
+  Begin();
+  Frame answer = first.ReadFrame();
+  answer.kind = FrameKind::kNoTable;
+  first.Write(answer);
+  EXPECT_TRUE(first.Ended());
+  const RawPeer second = Connect();
+  second.TakeTable();
+  EXPECT_EQ(second.ReadFrame().kind, FrameKind::kFetch);
+}
+
+TEST_F(SinkStreamTest, RefusedTableFailsTheVersion) {
+  Start();
+  Begin();
+  const RawPeer peer = Connect();
+  Frame frame = peer.ReadFrame();
+  peer.Read(frame.nbytes);
+  frame.kind = FrameKind::kInvalid;
+  frame.nbytes = 4;
+  peer.Write(frame);
+  peer.Write("why?");
+  bool done;
+  const Status status = Wait(&done);
+  EXPECT_EQ(status.code(), Code::kPlan);
+  EXPECT_EQ(status.message(), "source process 0: why?");
+  EXPECT_TRUE(peer.Ended());
+  fetcher_->End();
+}
+
+TEST_F(SinkStreamTest, RepliesThatNobodyAskedForEndTheStream) {
+  const auto answer_with = [&](auto change) {
+    Start();
+    const RawPeer peer = Connect();
+    peer.TakeTable();
+    Begin();
+    Frame reply = peer.ReadFrame();
+    reply.kind = FrameKind::kChunk;
+    reply.nbytes = 40'000;
+    change(&reply);
+    peer.Write(reply);
+    WaitUntilStreams(0);
+    fetcher_->End();
+    return LostReason();
+  };
+  const std::string other = "a chunk that was not asked for";
+  EXPECT_EQ(answer_with([](Frame* reply) { ++reply->nbytes; }), other);
+  EXPECT_EQ(answer_with([](Frame* reply) { ++reply->chunk; }), other);
+  EXPECT_EQ(answer_with([](Frame* reply) { ++reply->version; }), other);
+  EXPECT_EQ(answer_with([](Frame* reply) { ++reply->table; }), other);
+  EXPECT_EQ(answer_with([](Frame* reply) { *reply = Frame{.kind = FrameKind::kPong}; }),
+            "a reply of another kind than the request");
+  EXPECT_EQ(answer_with([](Frame* reply) {
+              *reply = Frame{.kind = FrameKind::kGone, .nbytes = kMaxTextNbytes + 1};
+            }),
+            "frame of kind 20 that announces 513 bytes");
+  Start();
+  const RawPeer peer = Connect();
+  peer.TakeTable();
+  peer.Write(Frame{.kind = FrameKind::kPong});
+  WaitUntilStreams(0);
+  EXPECT_EQ(LostReason(), "a reply without a request");
+}
+
+TEST_F(SinkStreamTest, SilentSourceIsLostAndAnIdleOneIsAsked) {
+  Start({.num_workers = 1, .window = 2, .peer_timeout_s = 0.2});
+  const RawPeer peer = Connect();
+  peer.TakeTable();
+  EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kPing);
+  peer.Write(Frame{.kind = FrameKind::kPong});
+  EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kPing);
+  EXPECT_TRUE(peer.Ended());
+  EXPECT_EQ(LostReason(), "silent for peer_timeout");
+}
+
+}  // namespace
+}  // namespace tsr

@@ -1,0 +1,202 @@
+// What an exporter does with sinks that are slow, wrong or hostile.
+#include "source_stream.h"
+
+#include <gtest/gtest.h>
+
+#include "raw_peer.h"
+#include "transfer.h"
+
+namespace tsr {
+namespace {
+
+class SourceStreamTest : public ::testing::Test {
+ protected:
+  void Start(double peer_timeout_s = kTestTimeoutS) {
+    exporter_ = MakeExporter(
+        *transfer_.sources[0],
+        {.num_workers = 1, .max_chunk_nbytes = 1 << 20, .peer_timeout_s = peer_timeout_s});
+    ASSERT_OK(transfer_.Publish(exporter_.get(), 0, 1));
+  }
+
+  RawPeer Connect(uint64_t sink = 7) {
+    auto [ours, theirs] = ConnectedPair();
+    EXPECT_OK(exporter_->AddConnection(std::move(ours), sink, "rail"));
+    return RawPeer(std::move(theirs));
+  }
+
+  Frame Upload(const RawPeer& peer) {
+    const Frame frame{.kind = FrameKind::kTable, .table = id_, .nbytes = table_.size()};
+    peer.Write(frame);
+    peer.Write(table_);
+    return peer.ReadFrame();
+  }
+
+  Frame Fetch(uint64_t chunk) const { return {FrameKind::kFetch, id_, 1, chunk}; }
+
+  void ExpectChunk(const RawPeer& peer, uint64_t chunk) const {
+    const Frame frame = peer.ReadFrame();
+    ASSERT_EQ(frame.kind, FrameKind::kChunk);
+    EXPECT_EQ(frame.chunk, chunk);
+    ASSERT_EQ(frame.nbytes, transfer_.plan.chunks[chunk].nbytes);
+    const std::vector<uint8_t> payload = peer.Read(frame.nbytes);
+    const std::vector<uint8_t> trailer = peer.Read(kTrailerNbytes);
+    ASSERT_EQ(trailer.size(), kTrailerNbytes);
+    const uint32_t crc = Crc32c(0, payload.data(), payload.size());
+    EXPECT_EQ(std::memcmp(&crc, trailer.data(), kTrailerNbytes), 0);
+  }
+
+  // Column-major, so that every block is packed.
+  Transfer transfer_{{{.shape = {1200, 1000}, .column_major = true}}, 1, 1 << 20};
+  std::string table_ = EncodeChunkTable(transfer_.plan, 0);
+  uint32_t id_ = Crc32c(0, table_.data(), table_.size());
+  std::unique_ptr<Exporter> exporter_;
+};
+
+TEST_F(SourceStreamTest, AnswersInTheOrderOfTheRequests) {
+  Start();
+  const RawPeer peer = Connect();
+  EXPECT_EQ(Upload(peer).kind, FrameKind::kTableOk);
+  peer.Write(Fetch(1));
+  peer.Write(Frame{.kind = FrameKind::kPing});
+  peer.Write(Fetch(0));
+  ExpectChunk(peer, 1);
+  EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kPong);
+  ExpectChunk(peer, 0);
+}
+
+TEST_F(SourceStreamTest, StalledSinksHoldUpNobodyAndLoseNoBytes) {
+  // More streams in the middle of a packed block than a worker keeps blocks for.
+  constexpr int kNumStalled = 40;
+  Start();
+  std::vector<RawPeer> stalled;
+  for (int i = 0; i < kNumStalled; ++i) {
+    stalled.push_back(Connect());
+    if (i == 0) {
+      EXPECT_EQ(Upload(stalled[0]).kind, FrameKind::kTableOk);
+    }
+    stalled.back().Write(Fetch(0));
+    ASSERT_TRUE(stalled.back().Readable());
+  }
+  const RawPeer quick = Connect();
+  quick.Write(Fetch(1));
+  ExpectChunk(quick, 1);
+  for (const RawPeer& peer : stalled) ExpectChunk(peer, 0);
+}
+
+TEST_F(SourceStreamTest, TableBelongsToOneSinkAndAllItsStreams) {
+  Start();
+  const RawPeer first = Connect(7);
+  EXPECT_EQ(Upload(first).kind, FrameKind::kTableOk);
+  const RawPeer second = Connect(7);
+  second.Write(Fetch(0));
+  ExpectChunk(second, 0);
+  const RawPeer other = Connect(8);
+  other.Write(Fetch(0));
+  const Frame answer = other.ReadFrame();
+  EXPECT_EQ(answer.kind, FrameKind::kNoTable);
+  EXPECT_EQ(other.ReadText(answer), "no such table of this sink");
+  exporter_->ForgetSink(7);
+  EXPECT_TRUE(first.Ended());
+  EXPECT_TRUE(second.Ended());
+  EXPECT_EQ(Upload(other).kind, FrameKind::kTableOk);
+}
+
+TEST_F(SourceStreamTest, WrongTableIsRefusedAndTheStreamGoesOn) {
+  Start();
+  const RawPeer peer = Connect();
+  peer.Write(Frame{.kind = FrameKind::kTable, .table = id_ + 1, .nbytes = table_.size()});
+  peer.Write(table_);
+  Frame answer = peer.ReadFrame();
+  EXPECT_EQ(answer.kind, FrameKind::kInvalid);
+  EXPECT_EQ(peer.ReadText(answer), "the table doesn't match its checksum");
+
+  const std::string right = std::exchange(table_, std::string(1000, 'x'));
+  const uint32_t right_id = std::exchange(id_, Crc32c(0, table_.data(), table_.size()));
+  answer = Upload(peer);
+  EXPECT_EQ(answer.kind, FrameKind::kInvalid);
+  EXPECT_NE(peer.ReadText(answer), "");
+  peer.Write(Fetch(0));
+  answer = peer.ReadFrame();
+  EXPECT_EQ(answer.kind, FrameKind::kNoTable);
+  peer.ReadText(answer);
+
+  table_ = right;
+  id_ = right_id;
+  EXPECT_EQ(Upload(peer).kind, FrameKind::kTableOk);
+  peer.Write(Fetch(transfer_.plan.chunks.size()));
+  answer = peer.ReadFrame();
+  EXPECT_EQ(answer.kind, FrameKind::kInvalid);
+  EXPECT_EQ(peer.ReadText(answer), "no such chunk in the table");
+  peer.Write(Fetch(0));
+  ExpectChunk(peer, 0);
+}
+
+TEST_F(SourceStreamTest, GarbageEndsItsStreamAlone) {
+  Start();
+  const RawPeer good = Connect();
+  EXPECT_EQ(Upload(good).kind, FrameKind::kTableOk);
+  const RawPeer garbage = Connect();
+  garbage.Write(std::string(kFrameNbytes, 'x'));
+  EXPECT_TRUE(garbage.Ended());
+  const RawPeer reply = Connect();
+  reply.Write(Frame{.kind = FrameKind::kChunk});
+  EXPECT_TRUE(reply.Ended());
+  const RawPeer oversized = Connect();
+  oversized.Write(Frame{.kind = FrameKind::kTable, .nbytes = kMaxTableNbytes + 1});
+  EXPECT_TRUE(oversized.Ended());
+  good.Write(Fetch(0));
+  ExpectChunk(good, 0);
+}
+
+TEST_F(SourceStreamTest, MadeUpDonesCountForNothing) {
+  Start();
+  const RawPeer peer = Connect();
+  EXPECT_EQ(Upload(peer).kind, FrameKind::kTableOk);
+  const auto done = [&](uint32_t table, uint64_t version, uint64_t chunk) {
+    peer.Write(Frame{FrameKind::kDone, table, version, chunk});
+  };
+  done(id_, 1, 1 << 20);
+  done(id_ + 1, 1, 0);
+  done(id_, 99, 0);
+  for (size_t i = 0; i < transfer_.plan.chunks.size(); ++i) done(id_, 1, 0);
+  peer.Write(Frame{.kind = FrameKind::kPing});
+  EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kPong);
+  EXPECT_EQ(exporter_->FinishedLeaves(1, std::vector<uint64_t>{7}), std::vector<uint32_t>());
+  for (size_t i = 0; i < transfer_.plan.chunks.size(); ++i) done(id_, 1, i);
+  peer.Write(Frame{.kind = FrameKind::kPing});
+  EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kPong);
+  EXPECT_EQ(exporter_->FinishedLeaves(1, std::vector<uint64_t>{7}), std::vector<uint32_t>{0});
+}
+
+TEST_F(SourceStreamTest, SilentSinkIsClosed) {
+  Start(/*peer_timeout_s=*/0.05);
+  EXPECT_TRUE(Connect().Ended());
+  const RawPeer stalled = Connect();
+  EXPECT_EQ(Upload(stalled).kind, FrameKind::kTableOk);
+  stalled.Write(Fetch(0));
+  EXPECT_TRUE(stalled.Readable());
+  while (true) {
+    // It reads nothing, so the exporter gives it up before it has the chunk.
+    uint64_t num_lost = 0;
+    exporter_->stats().ForEach(
+        [&](const std::string&, const RailStats& stats) { num_lost = stats.num_lost; });
+    if (num_lost == 2) break;
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(stalled.Read(transfer_.plan.chunks[0].nbytes).empty());
+}
+
+TEST_F(SourceStreamTest, PeerThatGoesInTheMiddleIsForgotten) {
+  Start();
+  RawPeer peer = Connect();
+  EXPECT_EQ(Upload(peer).kind, FrameKind::kTableOk);
+  peer.Write(Fetch(0));
+  EXPECT_TRUE(peer.Readable());
+  peer.Close();
+  const RawPeer other = Connect();
+  other.Write(Fetch(0));
+  ExpectChunk(other, 0);
+}
+
+}  // namespace
+}  // namespace tsr

@@ -1,0 +1,67 @@
+#include "wire.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace tsr {
+namespace {
+
+using Bytes = std::array<uint8_t, kFrameNbytes>;
+
+Bytes Encoded(const Frame& frame) {
+  Bytes bytes;
+  EncodeFrame(frame, bytes);
+  return bytes;
+}
+
+TEST(WireTest, FrameHasTheBytesOfTheFormatsExample) {
+  const Bytes expected = {'T', 'S', 'R', 2, 0xDD, 0xCC, 0xBB, 0xAA, 42, 0, 0, 0, 0, 0, 0, 0,
+                          3,   0,   0,   0, 0,    0,    0,    0,    0,  0, 0, 0, 0, 0, 0, 0};
+  EXPECT_EQ(Encoded({FrameKind::kFetch, 0xAABBCCDD, 42, 3}), expected);
+}
+
+TEST(WireTest, EveryKindComesBack) {
+  for (const FrameKind kind :
+       {FrameKind::kTable, FrameKind::kFetch, FrameKind::kDone, FrameKind::kPing,
+        FrameKind::kTableOk, FrameKind::kChunk, FrameKind::kPong, FrameKind::kGone,
+        FrameKind::kInvalid, FrameKind::kNoTable}) {
+    Frame frame{FrameKind::kPing};
+    ASSERT_TRUE(DecodeFrame(Encoded({kind, 1, ~uint64_t{0}, 1ull << 63}), &frame).ok());
+    EXPECT_EQ(frame.kind, kind);
+    EXPECT_EQ(frame.table, 1u);
+    EXPECT_EQ(frame.version, ~uint64_t{0});
+    EXPECT_EQ(frame.chunk, 1ull << 63);
+    EXPECT_EQ(frame.nbytes, 0u);
+  }
+}
+
+TEST(WireTest, WhatIsNoFrameIsRefused) {
+  Frame frame{};
+  for (const int kind : {0, 5, 16, 23, 255}) {
+    const Status status = DecodeFrame(Encoded({static_cast<FrameKind>(kind)}), &frame);
+    EXPECT_EQ(status.message(), "bytes that are no frame, of kind " + std::to_string(kind));
+  }
+  for (const int i : {0, 1, 2}) {
+    Bytes bytes = Encoded({FrameKind::kPing});
+    bytes[i] ^= 0x80;
+    EXPECT_EQ(DecodeFrame(bytes, &frame).code(), Code::kInvalid);
+  }
+}
+
+TEST(WireTest, MoreBytesThanAKindCanHaveAreRefused) {
+  const auto fits = [](FrameKind kind, uint64_t nbytes) {
+    Frame frame{};
+    return DecodeFrame(Encoded({.kind = kind, .nbytes = nbytes}), &frame).ok();
+  };
+  EXPECT_TRUE(fits(FrameKind::kTable, kMaxTableNbytes));
+  EXPECT_FALSE(fits(FrameKind::kTable, kMaxTableNbytes + 1));
+  EXPECT_FALSE(fits(FrameKind::kTable, ~uint64_t{0}));
+  EXPECT_TRUE(fits(FrameKind::kGone, kMaxTextNbytes));
+  EXPECT_FALSE(fits(FrameKind::kGone, kMaxTextNbytes + 1));
+  EXPECT_FALSE(fits(FrameKind::kFetch, 1));
+  EXPECT_FALSE(fits(FrameKind::kPong, 1));
+}
+
+}  // namespace
+}  // namespace tsr
