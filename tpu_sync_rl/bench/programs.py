@@ -116,7 +116,7 @@ class Programs:
         arguments: list[str],
     ) -> list[Connection]:
         spawn = multiprocessing.get_context("spawn")
-        pipes = []
+        pipes, processes = [], []
         distributed = _free_address() if layout.num_processes > 1 else None
         for index in range(layout.num_processes):
             pipe, theirs = spawn.Pipe()
@@ -127,9 +127,13 @@ class Programs:
             )
             process.start()
             theirs.close()
-            self._exits.callback(process.join, TIMEOUT_S)
-            self._exits.callback(pipe.close)
             pipes.append(pipe)
+            processes.append(process)
+        # jax.distributed ends all processes of a program together: first all are told, then joined.
+        for process in processes:
+            self._exits.callback(process.join, TIMEOUT_S)
+        for pipe in pipes:
+            self._exits.callback(pipe.close)
         return pipes
 
 
