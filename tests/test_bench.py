@@ -119,6 +119,7 @@ def run_bench(*arguments):
     )
 
 
+@pytest.mark.end_to_end
 def test_wire_measures_and_writes_every_sample(tmp_path):
     result = tmp_path / "wire.json"
     done = run_bench(

@@ -14,13 +14,14 @@ CSRC = ROOT / "csrc"
 # From the ground up. The modules of one line do not know one another.
 FLOORS = (
     # words
-    ("errors", "options", "report", "authentication", "trace"),
+    ("errors", "options", "report", "authentication", "process_stats", "trace"),
     # pure: leaves, boxes, plans
     ("tree", "nics", "handshake"),
     ("manifest",),
     ("shard_table",),
     ("plan",),
     # effects: device memory, host memory, sockets
+    ("nics", "handshake"),
     ("buffers", "rails", "transport"),
     ("generations",),
     # control
@@ -41,6 +42,8 @@ FLOORS = (
     ("__init__",),
     ("flags",),
     ("examples",),
+    ("child_programs", "progress"),
+    ("local_job",),
     ("launch", "bench"),
 )
 FLOOR_OF = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}

@@ -15,6 +15,7 @@ README = (ROOT / "README.md").read_text()
 TRAINER, SAMPLER, ONE_CLIENT = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
+@pytest.mark.end_to_end
 def test_trainer_and_sampler_of_the_readme_work_together():
     address = f"127.0.0.1:{free_port()}"
     seen, failures = [], []
