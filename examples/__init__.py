@@ -1,0 +1,1 @@
+"""Small programs that show weight sync at work; start reading at one_client.py."""
