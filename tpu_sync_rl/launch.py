@@ -1,0 +1,232 @@
+"""Runs the RL loop of `examples/rl_loop.py`: all of it on this machine, or one role on one host.
+
+    python -m tpu_sync_rl.launch --steps=50                          # all of it, on CPU devices
+    python -m tpu_sync_rl.launch --config=configs/local.toml         # the same, with a file's flags
+    python -m tpu_sync_rl.launch --role=trainer --coordinator=10.0.0.2:8476      # on a cluster
+    python -m tpu_sync_rl.launch --role=sampler --coordinator=10.0.0.2:8476 --replica=sampler-0
+
+On this machine it exits with 0 only if every version was proved bit-equal on every sampler, all
+samplers ended on the last one, and the reward rose. A role prints its events to stdout, one JSON
+object a line.
+"""
+
+import json
+import os
+import sys
+import tomllib
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from tpu_sync_rl import flags as tsr_flags
+from tpu_sync_rl.child_programs import end_with_stdin
+from tpu_sync_rl.local_job import LocalJob, run_local_job
+from tpu_sync_rl.options import join_address, split_address
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string("config", None, "TOML file with values for these flags; flags given here win.")
+flags.DEFINE_enum(
+    "role", None, ["trainer", "sampler"], "Be one process of this role; default: run all, here."
+)
+flags.DEFINE_integer("steps", 24, "Training steps in all; a resumed run goes on up to this.", 1)
+flags.DEFINE_integer("seed", 0, "Seed of the first params.")
+flags.DEFINE_integer("sampler_replicas", 2, "Sampler replicas that take every version.", 1)
+flags.DEFINE_string("checkpoint_dir", None, "Folder of Orbax checkpoints.")
+flags.DEFINE_integer("checkpoint_every", 8, "Training steps from one checkpoint to the next.", 1)
+flags.DEFINE_bool("resume", False, "Trainer: go on from the last checkpoint.")
+flags.DEFINE_bool(
+    "from_checkpoint", False, "Sampler: use the last checkpoint's params until the trainer is up."
+)
+
+# All of it on this machine.
+flags.DEFINE_integer("trainer_processes", 2, "Processes of the trainer program.", 1)
+flags.DEFINE_integer("trainer_devices", 2, "CPU devices of each trainer process.", 1)
+flags.DEFINE_integer("sampler_devices", 2, "CPU devices of each sampler replica.", 1)
+flags.DEFINE_float("time_limit", 600, "Seconds after which everything is ended.", 1)
+flags.DEFINE_string("json", None, "File for the numbers of the run.")
+flags.DEFINE_string("logs", None, "Folder for the programs' logs; default: a temporary one.")
+
+# One role on one host.
+flags.DEFINE_alias("coordinator", "tsr_coordinator")
+flags.DEFINE_alias("replica", "tsr_replica")
+flags.DEFINE_string(
+    "rollouts",
+    None,
+    "host:port where process 0 of the trainer takes rollouts; default: the coordinator's host and "
+    "the port after its own.",
+)
+flags.DEFINE_integer(
+    "process_index",
+    None,
+    "Index of this process in its program; default: JOB_COMPLETION_INDEX, which Kubernetes sets in "
+    "the pods of an Indexed Job (and so of a JobSet), or TPU_WORKER_ID, which GKE sets; else 0.",
+    0,
+)
+flags.DEFINE_integer(
+    "process_count",
+    None,
+    "Processes of this program; default: PROCESSES_IN_JOB, or as many as TPU_WORKER_HOSTNAMES, "
+    "which GKE sets, has names; else 1.",
+    1,
+)
+flags.DEFINE_string(
+    "jax_coordinator",
+    None,
+    "host:port of jax.distributed for a program of several processes; default: what JAX finds "
+    "itself, such as JAX_COORDINATOR_ADDRESS.",
+)
+flags.DEFINE_bool("end_with_stdin", False, "End when stdin closes, as children of a launcher do.")
+
+# What children on this machine are told as well, beside the flags of `tpu_sync_rl.flags`.
+_SHARED = (
+    "steps",
+    "seed",
+    "sampler_replicas",
+    "checkpoint_dir",
+    "checkpoint_every",
+    "resume",
+    "from_checkpoint",
+    "time_limit",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs what the flags say; returns the exit status."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}")
+    if FLAGS.config is not None:
+        apply_config(Path(FLAGS.config), FLAGS)
+    if (FLAGS.resume or FLAGS.from_checkpoint) and FLAGS.checkpoint_dir is None:
+        raise app.UsageError("--resume and --from_checkpoint need --checkpoint_dir")
+    if FLAGS.role is not None:
+        run_role(FLAGS.role)
+        return 0
+    return run_local_job(
+        LocalJob(
+            trainer_processes=FLAGS.trainer_processes,
+            trainer_devices=FLAGS.trainer_devices,
+            sampler_replicas=FLAGS.sampler_replicas,
+            sampler_devices=FLAGS.sampler_devices,
+            steps=FLAGS.steps,
+            time_limit_s=FLAGS.time_limit,
+            log_dir=FLAGS.logs,
+            json_path=FLAGS.json,
+            role_flags=shared_flags(FLAGS),
+        )
+    )
+
+
+def apply_config(path: Path, flag_values: flags.FlagValues) -> None:
+    """Sets the flags that the TOML file at `path` names, unless the command line has.
+
+    Raises:
+        app.UsageError: the file can't be read, or names what is no flag or no value of it.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise app.UsageError(f"--config={path}: {error}") from error
+    for name, value in values.items():
+        if name not in flag_values:
+            raise app.UsageError(f"--config={path}: {name} is not a flag of this program")
+        if not flag_values[name].present:
+            try:
+                flag_values[name].parse(value)
+            except flags.Error as error:
+                raise app.UsageError(f"--config={path}: {error}") from error
+
+
+def shared_flags(flag_values: flags.FlagValues) -> tuple[str, ...]:
+    """Command line arguments that give a child the flags that were given to this process."""
+    names = [*_SHARED, *(name for name in flag_values if name.startswith("tsr_"))]
+    given = [flag_values[name] for name in names if flag_values[name].value is not None]
+    return tuple(flag.serialize() for flag in given)
+
+
+def process_place(
+    environment: Mapping[str, str], index: int | None, count: int | None
+) -> tuple[int, int]:
+    """Index and count of this process in its program: as given, else from `environment`."""
+    if index is None:
+        index = int(environment.get("JOB_COMPLETION_INDEX", environment.get("TPU_WORKER_ID", 0)))
+    if count is None:
+        names = environment.get("TPU_WORKER_HOSTNAMES", "localhost").split(",")
+        count = int(environment.get("PROCESSES_IN_JOB", len(names)))
+    if index >= count:
+        raise app.UsageError(f"process index {index} is not below the process count {count}")
+    return index, count
+
+
+def run_role(role: str) -> None:
+    """Is one process of a trainer, or of a sampler replica; returns when the job has ended."""
+    if FLAGS.end_with_stdin:
+        end_with_stdin()
+    try:
+        _run_role(role)
+    except Exception:
+        # Past the exit handlers: jax.distributed's would wait for the program's other processes.
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def _run_role(role: str) -> None:
+    import jax
+
+    import tpu_sync_rl as tsr
+    from tpu_sync_rl.examples import rl_loop
+
+    if not FLAGS.coordinator:
+        raise app.UsageError("--role needs --coordinator=host:port")
+    index, count = process_place(os.environ, FLAGS.process_index, FLAGS.process_count)
+    if count > 1:
+        jax.distributed.initialize(FLAGS.jax_coordinator, count, index)
+    host, port = split_address(FLAGS.coordinator)
+    rollouts = FLAGS.rollouts or join_address(host, port + 1)
+    timeout_s = FLAGS.time_limit
+    if role == "trainer":
+        rl_loop.run_trainer(
+            rl_loop.TrainerConfig(
+                connect=tsr_flags.connect_options(tsr.connect_trainer),
+                rollouts=rollouts,
+                num_replicas=FLAGS.sampler_replicas,
+                steps=FLAGS.steps,
+                seed=FLAGS.seed,
+                checkpoint_dir=FLAGS.checkpoint_dir,
+                checkpoint_every=FLAGS.checkpoint_every,
+                resume=FLAGS.resume,
+                timeout_s=timeout_s,
+            ),
+            _print_event,
+        )
+    else:
+        if not FLAGS.replica:
+            raise app.UsageError("--role=sampler needs --replica, unique within the job")
+        rl_loop.run_sampler(
+            rl_loop.SamplerConfig(
+                connect=tsr_flags.connect_options(tsr.connect_sampler),
+                rollouts=rollouts,
+                from_checkpoint=FLAGS.checkpoint_dir if FLAGS.from_checkpoint else None,
+                timeout_s=timeout_s,
+            ),
+            _print_event,
+        )
+
+
+def _print_event(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def _entry_point() -> None:
+    try:
+        app.run(main)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    _entry_point()
