@@ -67,7 +67,14 @@ def sync_weights(params: Any, *, to: Any, rename: Rename = None, cast: bool = Fa
 
 
 def release_memory() -> None:
-    """Gives the memory of dead `sync_weights` results back to the system. Living ones stay."""
+    """Gives the memory of dead `sync_weights` results back to the system. Living ones stay.
+
+    Any thread may call.
+
+    Example:
+        >>> import tpu_sync_rl as tsr
+        >>> tsr.release_memory()
+    """
     _results.release()
 
 
@@ -79,6 +86,18 @@ def explain(source: Any, target: Any, *, rename: Rename = None, cast: bool = Fal
         target: as `to` of `sync_weights`.
         rename: as for `sync_weights`.
         cast: as for `sync_weights`.
+
+    Example:
+        >>> import jax, numpy as np, tpu_sync_rl as tsr
+        >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        >>> mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("fsdp", "tp"))
+        >>> columns, rows = (NamedSharding(mesh, P(*spec)) for spec in [(None, "tp"), ("fsdp",)])
+        >>> params = {"w": jax.ShapeDtypeStruct((256, 512), np.float32, sharding=columns)}
+        >>> print(tsr.explain(params, rows))
+        process 0 reads 1 leaves, 0.524 MB in 1 chunks and 2 regions
+        key  dtype    shape       regions  chunks     bytes  sources
+        w    float32  [256, 512]        2       1  0.524 MB  0
+        from process 0: 0.524 MB in 1 chunks
 
     Returns:
         The plan of this process; `str()` of it is a table.
