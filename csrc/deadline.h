@@ -20,8 +20,7 @@ class Deadline {
 
   // What is left, in milliseconds rounded up and at least 0: the timeout that poll(2) takes.
   int remaining_ms() const {
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(at_ - Clock::now()).count();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(at_ - Clock::now()).count();
     if (left <= 0) return 0;
     constexpr int64_t kMost = std::numeric_limits<int>::max();
     return static_cast<int>(left < kMost ? left : kMost);

@@ -37,9 +37,9 @@ class [[nodiscard]] Status {
 }  // namespace tsr
 
 // Returns from the enclosing function when `expr`, a Status, is not ok.
-#define TSR_RETURN_IF_ERROR(expr)                       \
-  do {                                                  \
+#define TSR_RETURN_IF_ERROR(expr)                        \
+  do {                                                   \
     if (::tsr::Status status_ = (expr); !status_.ok()) { \
-      return status_;                                   \
-    }                                                   \
+      return status_;                                    \
+    }                                                    \
   } while (false)
