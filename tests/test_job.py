@@ -428,6 +428,20 @@ def test_process_that_comes_back_hears_how_its_call_ended(world):
     assert trainer[0].last(Announced).version == 2
 
 
+def test_restarted_coordinator_keeps_an_outcome_that_one_process_heard_of(world):
+    trainer = world.trainer(num_processes=2)
+    publish(trainer, 0, 1)
+    decided = trainer[0].last(PublishOutcome)
+    world.restart()
+    for process in trainer:
+        process.open()
+        process.heard.clear()
+    trainer[1].join(epoch=1, call=0)
+    trainer[1].publish(0, 1)
+    trainer[0].join(epoch=1, call=1, outcomes=[decided])
+    assert trainer[1].last(PublishOutcome) == decided
+
+
 def test_calls_fail_at_once_when_a_process_is_gone_for_good(world):
     trainer = world.trainer(num_processes=2)
     trainer[1].lose()

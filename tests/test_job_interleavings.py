@@ -6,7 +6,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
 )
 from job_world import LEASE_S, STATS, Sampler, Trainer, World
@@ -37,6 +36,7 @@ class TrainerModel(Trainer):
         self.outcomes = {}
         self.announced = set()
         self.asks = []
+        self.said = {}  # call -> how it was published
         self.lost = False
         super().__init__(world, name, index, num_processes)
 
@@ -57,10 +57,28 @@ class TrainerModel(Trainer):
                     if message.ask:
                         self.asks.append((message.version, message.ask))
 
+    def publish(self, call, version, **changes):
+        self.said[call] = (version, changes)
+        super().publish(call, version, **changes)
+
+    def lose(self):
+        del self.heard[self.read :]
+        self.lost = True
+        super().lose()
+
     def rejoin(self):
         self.open()
         self.lost = False
-        self.join(epoch=self.epoch, call=0)
+        open_calls = sorted(self.said.keys() - self.outcomes.keys())
+        self.join(
+            epoch=self.epoch,
+            call=min(open_calls, default=len(self.said)),
+            pinned=[version for version, sinks in self.pinned.items() if sinks != []],
+            outcomes=list(self.outcomes.values())[-4:],
+        )
+        for call in open_calls:
+            version, changes = self.said[call]
+            super().publish(call, version, **changes)
 
 
 class SamplerModel(Sampler):
@@ -106,7 +124,7 @@ class SamplerModel(Sampler):
             self.say(Prepared(self.prepared, STATS))
 
     def enter(self, **arguments):
-        self.in_call = True
+        self.in_call, self.arguments = True, arguments
         self.take(self.next_call, **arguments)
 
     def finish(self):
@@ -123,9 +141,12 @@ class SamplerModel(Sampler):
         self.next_call += 1
         self.took(self.next_call - 1)
 
+    def lose(self):
+        del self.heard[self.read :]
+        self.lost, self.assigned = True, None
+        super().lose()
+
     def rejoin(self):
-        # What was on the old stream and not read is lost with it.
-        self.read = len(self.heard)
         self.open()
         self.lost = False
         self.join(
@@ -135,6 +156,8 @@ class SamplerModel(Sampler):
             call=self.next_call,
             outcomes=[o for call, o in self.outcomes.items() if call >= self.next_call - 1],
         )
+        if self.in_call:
+            self.take(self.next_call, **self.arguments)
 
 
 class JobMachine(RuleBasedStateMachine):
@@ -231,15 +254,12 @@ class JobMachine(RuleBasedStateMachine):
     def break_sampler(self, sampler):
         process = self.samplers[sampler]
         if not process.lost:
-            process.lost, process.assigned = True, None
             process.lose()
 
     @rule(process=process)
     def break_trainer(self, process):
         trainer = self.trainer[process]
         if not trainer.lost:
-            trainer.listen()
-            trainer.lost = True
             trainer.lose()
 
     @rule()
@@ -248,7 +268,14 @@ class JobMachine(RuleBasedStateMachine):
             if process.lost:
                 process.rejoin()
 
-    @precondition(lambda self: not any(process.lost for process in self.trainer))
+    @rule()
+    def restart(self):
+        """The coordinator dies, and another takes its place."""
+        for process in self.trainer + self.samplers:
+            if not process.lost:
+                process.lose()
+        self.world.restart()
+
     @rule(seconds=st.sampled_from([0.1, 0.5, 5.0, LEASE_S]))
     def pass_time(self, seconds):
         self.world.pass_time(seconds)

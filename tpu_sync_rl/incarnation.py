@@ -57,6 +57,11 @@ class Incarnation(Program):
         self.connect(member)
         self._addresses[process] = message.addresses
         member.send(TrainerJoined(self.epoch))
+        for outcome in message.outcomes:
+            known = self._calls.get(outcome.call)
+            if known is None or (known.outcome is None and known.held is None):
+                self._calls[outcome.call] = PublishCall.decided(outcome, self.name)
+                self.broadcast(outcome)
         for number, call in sorted(self._calls.items()):
             if number < message.call:
                 continue

@@ -98,8 +98,9 @@ class Job:
             before = trainer.digest, trainer.newest
             trainer.announce(replicas, now)
             self._tell(trainer, replicas, *before)
+        incarnation, situation = None if trainer is None else trainer.name, self._situation()
         for replica in replicas:
-            replica.decide(now, None if trainer is None else trainer.name, self._situation())
+            replica.decide(now, incarnation, situation)
         if trainer is None:
             return
         # Pins before outcomes: a trainer whose call is over finds its views let go.

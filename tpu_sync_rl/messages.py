@@ -106,7 +106,8 @@ class JoinTrainer(Message, frozen=True):
     addresses: list[Address]
     straggler_timeout_s: float
     pinned: list[int]  # versions held at this moment, announced ones
-    call: int  # number of the next call
+    call: int  # the first call without an outcome here
+    outcomes: list["PublishOutcome"] = []  # the last ones heard of, for a restarted coordinator
 
 
 class Publish(Message, frozen=True):

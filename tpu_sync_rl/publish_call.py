@@ -26,6 +26,13 @@ class PublishCall:
         self._deadline = now + timeout_s
         self._lost: set[str] = set()
 
+    @classmethod
+    def decided(cls, outcome: PublishOutcome, incarnation: str) -> "PublishCall":
+        """One that another coordinator has decided."""
+        call = cls(outcome.call, incarnation, 0.0, 0.0)
+        call.outcome = outcome
+        return call
+
     @property
     def first(self) -> Publish:
         """What the lowest process that has entered the call said."""
