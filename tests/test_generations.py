@@ -145,9 +145,6 @@ def test_keys_are_wrapped_around_their_words() -> None:
     (array,) = generation.arrays()
     assert (array.dtype, array.sharding) == (keys.dtype, keys.sharding)
     assert (np.asarray(jax.random.key_data(array)) == words).all()
-    parts = [jax.random.key_data(shard.data) for shard in array.addressable_shards]
-    aliased = set(generation.sink_addresses.tolist())
-    assert {part.unsafe_buffer_pointer() for part in parts} == aliased
 
 
 @pytest.mark.parametrize("kind", ["device", "pinned_host", "unpinned_host"])

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Sharding
 
 from tpu_sync_rl._native import HostMemory
 from tpu_sync_rl.buffers import LocalShards
@@ -34,17 +34,21 @@ _SMALL_NBYTES = 4 << 20  # blocks up to here serve results of any smaller size
 NUM_THREADS = min(8, len(os.sched_getaffinity(0)))
 
 
+Box = tuple[tuple[int, int], ...]  # start and stop per dimension
+
+
 @dataclass(frozen=True, slots=True)
 class _SinkLeaf:
-    """One array to make: what it is, and where each local device finds its shard."""
+    """One array to make: what it is, and which shard has which box."""
 
     shape: tuple[int, ...]
     dtype: Any
     stored: np.dtype[Any]  # of the elements in memory: uint32 for PRNG keys
     key_impl: Any  # what jax.random.wrap_key_data takes; None for other dtypes
-    sharding: Sharding
-    committed: bool
-    places: tuple[tuple[int, Any], ...]  # shard, and what jax.device_put takes to bring it there
+    sharding: Sharding | Format
+    device: Any  # of an array that is not committed to it; else None
+    first_shard: int
+    shard_at: Mapping[Box, int]  # box, without a key's words -> shard, counted from first_shard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +59,7 @@ class Sink:
     offsets: np.ndarray  # shape=[num_shards], dtype=uint64: bytes into the memory, aligned
     nbytes: int
     leaves: tuple[_SinkLeaf, ...]  # in the manifest's order
-    copied: set[int]  # leaves that device_put was seen to copy: made only of bytes that are there
+    copied: set[int]  # leaves of which JAX makes copies: when their bytes are there, not before
 
     @classmethod
     def of(
@@ -72,49 +76,46 @@ class Sink:
         ]
         aligned = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes]
         ends = np.cumsum([0, *aligned], dtype=np.uint64)
-        shard_of = [
-            dict(zip(layout.boxes_of(process).tolist(), range(len(layout.boxes)), strict=False))
-            for layout in table.manifest.layouts
-        ]
+        shard_at: dict[tuple[int, int], Mapping[Box, int]] = {}  # by layout and rank of the leaf
         made = []
-        for index, (leaf, position) in enumerate(
-            zip(table.manifest.leaves, table.order, strict=True)
+        for leaf, position, first_shard in zip(
+            table.manifest.leaves, table.order, shards.first_shard, strict=False
         ):
-            places = tuple(
-                (shards.first_shard[index] + shard_of[leaf.layout][box], device)
-                for device, box in table.device_boxes[index].items()
-                if device.process_index == process
-            )
-            made.append(_sink_leaf(leaves[position], places, commit))
-        return cls(shards, ends[:-1], int(ends[-1]), tuple(made), set())
+            rank = len(leaf.shape)
+            if (leaf.layout, rank) not in shard_at:
+                layout = table.manifest.layouts[leaf.layout]
+                boxes = layout.boxes[layout.boxes_of(process), :rank].tolist()
+                shard_at[leaf.layout, rank] = {
+                    tuple((start, stop) for start, stop in box): i for i, box in enumerate(boxes)
+                }
+            at = shard_at[leaf.layout, rank]
+            made.append(_sink_leaf(leaves[position], commit, first_shard, at))
+        copied = {
+            index
+            for index, leaf in enumerate(made)
+            if leaf.key_impl is not None or not shards.in_place[index]
+        }
+        return cls(shards, ends[:-1], int(ends[-1]), tuple(made), copied)
 
     def allocate(self) -> HostMemory:
         """Memory for one version. Blocks until every page is there."""
         return HostMemory(max(1, self.nbytes), NUM_THREADS)
 
 
-def _sink_leaf(like: Any, places: Sequence[tuple[int, jax.Device]], commit: bool) -> _SinkLeaf:
+def _sink_leaf(like: Any, commit: bool, first_shard: int, shard_at: Mapping[Box, int]) -> _SinkLeaf:
     is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
     layout = None if is_key else like.format.layout
-    if layout is not None and layout.major_to_minor == tuple(range(len(like.shape))):
-        layout = None
-    kind = like.sharding.memory_kind
-
-    def target(device: jax.Device) -> Any:
-        if layout is not None:
-            return Format(layout, SingleDeviceSharding(device, memory_kind=kind))
-        if kind is None or kind == device.default_memory().kind:
-            return device
-        return SingleDeviceSharding(device, memory_kind=kind)
-
+    is_plain = layout is None or layout.major_to_minor == tuple(range(len(like.shape)))
+    committed = commit or getattr(like, "committed", True)
     return _SinkLeaf(
         shape=tuple(like.shape),
         dtype=like.dtype,
         stored=np.dtype(np.uint32 if is_key else like.dtype),
         key_impl=_key_impl(like.dtype) if is_key else None,
-        sharding=like.sharding,
-        committed=commit or getattr(like, "committed", True),
-        places=tuple((shard, target(device)) for shard, device in places),
+        sharding=like.sharding if is_plain else Format(layout, like.sharding),
+        device=None if committed else next(iter(like.sharding.device_set)),
+        first_shard=first_shard,
+        shard_at=shard_at,
     )
 
 
@@ -172,41 +173,37 @@ class Generation:
 
     def _made(self, index: int, *, must_alias: bool) -> jax.Array | None:
         leaf = self._sink.leaves[index]
-        parts = []
-        for shard, target in leaf.places:
+
+        def part(where: Any) -> Any:
+            box = tuple(s.indices(n)[:2] for s, n in zip(where, leaf.shape, strict=True))
+            shard = leaf.first_shard + leaf.shard_at[box]
             view: np.ndarray = np.ndarray(
                 self._sink.shards.shapes[shard],
                 leaf.stored,
                 buffer=self._root,
                 offset=int(self._sink.offsets[shard]),
             )
-            part = _put(view, target, leaf.committed)
-            if must_alias and not _aliases(part, int(self.sink_addresses[shard])):
-                self._sink.copied.add(index)
-                return None
-            if leaf.key_impl is not None:
-                part = jax.random.wrap_key_data(part, impl=leaf.key_impl)
-            parts.append(part)
-        if not leaf.committed:
-            return parts[0]
-        return jax.make_array_from_single_device_arrays(
-            leaf.shape, leaf.sharding, parts, dtype=leaf.dtype
-        )
+            if leaf.key_impl is None:
+                return view
+            return jax.random.wrap_key_data(jax.device_put(view), impl=leaf.key_impl)
 
+        array: jax.Array
+        if leaf.device is None:
+            # Its views are aliased as by device_put(may_alias=True), at a fifth of the cost.
+            array = jax.make_array_from_callback(leaf.shape, leaf.sharding, part, dtype=leaf.dtype)
+        else:
+            with jax.default_device(leaf.device):
+                array = jax.device_put(part((slice(None),) * len(leaf.shape)), may_alias=True)
+        if must_alias and not self._is_alias(index, array):
+            self._sink.copied.add(index)
+            return None
+        return array
 
-def _put(view: np.ndarray, target: Any, committed: bool) -> jax.Array:
-    part: jax.Array
-    if committed:
-        part = jax.device_put(view, target, may_alias=True)
-    else:
-        with jax.default_device(target):
-            part = jax.device_put(view, may_alias=True)
-    return part
-
-
-def _aliases(part: jax.Array, address: int) -> bool:
-    (device,) = part.devices()
-    return device.platform == "cpu" and part.unsafe_buffer_pointer() == address
+    def _is_alias(self, index: int, array: jax.Array) -> bool:
+        first, last = self._sink.shards.first_shard[index : index + 2]
+        addresses = set(self.sink_addresses[first:last].tolist())
+        shards = array.addressable_shards
+        return all(shard.data.unsafe_buffer_pointer() in addresses for shard in shards)
 
 
 class GenerationPool:
