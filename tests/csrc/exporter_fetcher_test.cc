@@ -150,6 +150,7 @@ TEST(ExporterFetcherTest, DroppedLeafIsGoneUntilItIsPublishedAgain) {
   Connect(exporter.get(), fetcher.get(), 0);
   ASSERT_OK(FetchAll(fetcher.get(), transfer, 1));
   EXPECT_TRUE(transfer.SinkIsRight());
+  exporter->Withdraw(1);
 }
 
 TEST(ExporterFetcherTest, LeavesAreFinishedWhenEverySinkHasThem) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cstring>
@@ -90,6 +92,12 @@ class RawPeer {
     frame.kind = FrameKind::kTableOk;
     frame.nbytes = 0;
     Write(frame);
+  }
+  // Whether the peer has received everything that was written.
+  bool AllTaken() const {
+    int num_left = 0;
+    EXPECT_EQ(::ioctl(fd_.get(), SIOCOUTQ, &num_left), 0);
+    return num_left == 0;
   }
   void Close() { fd_.Close(); }
 
