@@ -168,8 +168,8 @@ class Receiver:
                 process=self._process,
                 chunk_nbytes=self._options.chunk_nbytes,
             )
-        except (ValueError, SyncError) as error:
-            return None, str(error)
+        except Exception as error:  # a rename that the application wrote may raise anything
+            return None, f"{type(error).__name__}: {error}"
         return plan, ""
 
     # --- a version
