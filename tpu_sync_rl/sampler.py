@@ -146,10 +146,10 @@ class SamplerSession:
             VersionError: a newer session took this process's place.
         """
         timeout_s = checked_timeout(timeout, self._options.timeout_s)
-        if min_version is not None and (
-            isinstance(min_version, bool) or not isinstance(min_version, int)
-        ):
-            raise TypeError(f"min_version must be an int or None, not {min_version!r}")
+        if min_version is not None:
+            if isinstance(min_version, bool) or not hasattr(min_version, "__index__"):
+                raise TypeError(f"min_version must be an int or None, not {min_version!r}")
+            min_version = min_version.__index__()
         deadline = time.monotonic() + timeout_s
         if not self._one_at_a_time.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
             raise SyncTimeoutError("another sync_weights of this session is still running")
@@ -225,7 +225,7 @@ class SamplerSession:
             raise error
         return update
 
-    def _applied(self, decided: SamplerOutcome) -> tuple[Update | None, SyncError | None]:
+    def _applied(self, decided: SamplerOutcome) -> tuple[Update | None, Exception | None]:
         outcome = decided.outcome
         if outcome.error == "Nothing":
             return None, None
