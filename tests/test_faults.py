@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -13,6 +14,8 @@ from jax.sharding import Mesh
 from programs import Program, wait_for_file
 
 import tpu_sync_rl as tsr
+from tpu_sync_rl.coordinator_process import CoordinatorProcess, start_coordinator
+from tpu_sync_rl.options import split_address
 
 pytestmark = pytest.mark.end_to_end
 
@@ -90,3 +93,28 @@ def test_ctrl_c_ends_a_waiting_call_within_a_second(
         waiting.processes[0].send_signal(signal.SIGINT)
         (interrupted,) = waiting.results()
         assert interrupted - sent < 1.0
+
+
+def test_job_ends_though_its_coordinator_died_meanwhile() -> None:
+    def start(port: int) -> CoordinatorProcess:
+        return start_coordinator("127.0.0.1", port, token=b"", peer_timeout=2.0, insecure=False)
+
+    first = start(0)
+    with (
+        tsr.connect_trainer(
+            coordinator=first.address, host_coordinator=False, timeout=30
+        ) as trainer,
+        connect(first.address, replica="s") as sampler,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        tsr.sync_weights(oracle.params(SPECS, TRAINER, 1), to=trainer, version=1)
+        assert sampler.sync_weights().version == 1
+        first.stop()
+        closing = pool.submit(trainer.close)
+        second = start(split_address(first.address)[1])
+        try:
+            closing.result(20)
+            with pytest.raises(tsr.JobEndedError):
+                sampler.sync_weights()
+        finally:
+            second.stop()

@@ -1,5 +1,7 @@
 """Trainer and samplers in one process, each session with a mesh of its own."""
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -131,7 +133,7 @@ def test_iteration_stops_when_the_trainer_closed(pool):
 def test_sampler_that_finds_nothing_newer_returns_none_or_times_out(trainer):
     with connect(trainer) as sampler:
         assert sampler.sync_weights(wait=False) is None
-        with pytest.raises(tsr.SyncTimeoutError, match="sampler-0|trainer|announced"):
+        with pytest.raises(tsr.SyncTimeoutError, match=r"sampler-0|trainer|announced"):
             sampler.sync_weights(timeout=0.2)
         publish(trainer, 1)
         first = sampler.sync_weights()
@@ -192,9 +194,8 @@ def test_unmet_min_replicas_raises_what_was_refused(pool):
         like = {
             "only": jax.ShapeDtypeStruct((4,), jnp.float32, sharding=NamedSharding(SAMPLER, P()))
         }
-        with connect(trainer, like=like):
-            with pytest.raises(tsr.ManifestError, match="'only'"):
-                publish(trainer, 1)
+        with connect(trainer, like=like), pytest.raises(tsr.ManifestError, match="'only'"):
+            publish(trainer, 1)
 
 
 def test_cast_and_rename_on_the_way(trainer):
@@ -269,3 +270,84 @@ def test_third_version_waits_for_a_pin(trainer):
             publish(trainer, version, wait=None)
         update = sampler.sync_weights(min_version=19)
         oracle.assert_equal(update.params, SPECS, 19, SAMPLER)
+
+
+def test_version_that_was_never_announced_may_be_published_again(pool):
+    with tsr.connect_trainer(timeout=20, min_replicas=1) as trainer:
+        for _ in range(2):
+            with pytest.raises(tsr.SyncTimeoutError, match="0 admitted"):
+                publish(trainer, 0, timeout=0.2)
+        with connect(trainer) as sampler:
+            publish(trainer, 0)
+            oracle.assert_equal(sampler.sync_weights().params, SPECS, 0, SAMPLER)
+
+
+def test_refused_leaves_are_named_and_use_up_no_version(trainer):
+    params = oracle.params(SPECS, TRAINER, 1)
+    deleted = {**params, "odd/mask": params["odd/mask"].copy()}
+    deleted["odd/mask"].delete()
+    with pytest.raises(ValueError, match="'odd/mask' has been deleted"):
+        tsr.sync_weights(deleted, to=trainer)
+    with pytest.raises(TypeError, match="'odd/scalar' is a float"):
+        tsr.sync_weights({**params, "odd/scalar": 1.0}, to=trainer)
+    assert tsr.sync_weights(params, to=trainer).version == 1
+
+
+def test_rename_that_raises_is_what_the_call_raises(trainer):
+    def rename(key: str) -> str:
+        raise KeyError("no name for " + key)
+
+    with connect(trainer, rename=rename) as sampler:
+        assert list(publish(trainer, 1).refused) == ["sampler-0"]
+        with pytest.raises(tsr.ManifestError, match="KeyError: 'no name for"):
+            sampler.sync_weights()
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While it is cleared, no step comes to its end."""
+    event = threading.Event()
+    event.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "block_until_ready", lambda _: event.wait(20))
+        yield event
+        event.set()
+
+
+def test_deadline_holds_while_params_are_computed(trainer, computed):
+    params = oracle.params(SPECS, TRAINER, 1)
+    computed.clear()
+    with pytest.raises(tsr.SyncTimeoutError, match="being computed"):
+        tsr.sync_weights(params, to=trainer, timeout=0.2)
+
+
+def test_interrupted_call_announces_nothing(trainer, computed):
+    params = oracle.params(SPECS, TRAINER, 2)
+    with connect(trainer) as sampler:
+        publish(trainer, 1)
+        computed.clear()
+        threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
+        with pytest.raises(KeyboardInterrupt):
+            tsr.sync_weights(params, to=trainer, version=2)
+        computed.set()
+        tsr.sync_weights(params, to=trainer, version=2)
+        assert sampler.sync_weights().version == 2 == sampler.latest_version
+        oracle.assert_equal(sampler.current.params, SPECS, 2, SAMPLER)
+
+
+def test_fencing_ends_a_publish_that_waits_for_a_pin(trainer, pool):
+    with connect(trainer, max_generations=2) as sampler:
+        held = []
+        for version in (1, 2):
+            publish(trainer, version)
+            held.append(sampler.sync_weights())
+        for version in (3, 4):
+            publish(trainer, version, wait=None)
+        waiting = pool.submit(publish, trainer, 5)
+        with (
+            tsr.connect_trainer(
+                coordinator=trainer.coordinator, host_coordinator=False, timeout=20
+            ),
+            pytest.raises(tsr.VersionError, match="newer incarnation"),
+        ):
+            waiting.result(10)

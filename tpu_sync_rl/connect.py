@@ -153,7 +153,7 @@ def connect_sampler(
     insecure: bool = False,
     trace: str | os.PathLike[str] | None = None,
 ) -> SamplerSession:
-    """Joins `job` as one process of a replica, and receives versions in the background from then on.
+    """Joins `job` as one process of a replica, which then receives versions in the background.
 
     Collective: every process of the replica's program calls it. Dials until the coordinator
     answers, and does not wait for a trainer. A session with the same replica and process index

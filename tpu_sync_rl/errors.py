@@ -1,4 +1,4 @@
-"""What can go wrong in the world around a sync. The caller's own mistakes are ValueError, TypeError."""
+"""What can go wrong in the world around a sync. A caller's mistake is ValueError or TypeError."""
 
 
 class SyncError(Exception):
@@ -6,7 +6,7 @@ class SyncError(Exception):
 
 
 class ManifestError(SyncError):
-    """Trainer and sampler disagree about keys, shapes, dtypes or coverage; lists every difference."""
+    """Trainer and sampler differ in keys, shapes, dtypes or coverage; lists every difference."""
 
 
 class PlanError(SyncError):
@@ -37,9 +37,11 @@ class SyncTimeoutError(SyncError, TimeoutError):
     """The deadline of a call passed; the message says who lacks what."""
 
 
-_BY_NAME = {
+_BY_NAME: dict[str, type[Exception]] = {
     error.__name__: error
     for error in (
+        ValueError,
+        TypeError,
         SyncError,
         ManifestError,
         PlanError,
@@ -53,6 +55,9 @@ _BY_NAME = {
 }
 
 
-def by_name(name: str) -> type[SyncError]:
-    """The class that a peer named; SyncError where it is none of ours."""
+def by_name(name: str) -> type[Exception]:
+    """The class that a peer named, so that an error is the same in all processes of a program.
+
+    SyncError where it is neither ours nor one for mistakes of the caller.
+    """
     return _BY_NAME.get(name, SyncError)

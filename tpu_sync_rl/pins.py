@@ -1,8 +1,13 @@
 """The versions that a trainer process keeps readable, let go leaf by leaf as samplers have them."""
 
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
+
+import jax
 
 from tpu_sync_rl.buffers import Aliases
 from tpu_sync_rl.messages import Pins, PinsKept
@@ -10,6 +15,25 @@ from tpu_sync_rl.transport import Exporter
 
 MAX_PINNED = 2
 _POLL_S = 0.02
+_MOMENT_S = 0.2
+
+
+def wait_until_computed(params: Any, deadline: float) -> bool:
+    """Waits for the step that makes `params`; False when `deadline` passed first.
+
+    Unlike JAX's own wait it can be interrupted. A step that failed, or a leaf that is deleted, ends
+    it too: whoever resolves the leaves finds out.
+    """
+    ended = threading.Event()
+
+    def wait() -> None:
+        with contextlib.suppress(Exception):
+            jax.block_until_ready(params)
+        ended.set()
+
+    threading.Thread(target=wait, name="tsr-computed", daemon=True).start()
+    # A moment at least, so that params that are there pass whatever the deadline.
+    return ended.wait(min(max(_MOMENT_S, deadline - time.monotonic()), threading.TIMEOUT_MAX))
 
 
 class PinnedVersions:
@@ -38,10 +62,11 @@ class PinnedVersions:
         with self._changed:
             return sorted(self._pinned)
 
-    def wait_for_room(self, timeout_s: float) -> bool:
-        """Waits until one more version may be pinned; False when `timeout_s` passed first."""
+    def wait_for_room(self, deadline: float) -> bool:
+        """Waits until one more version may be pinned; False when `deadline` passed first."""
+        left_s = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
         with self._changed:
-            return self._changed.wait_for(lambda: len(self._pinned) < MAX_PINNED, timeout_s)
+            return self._changed.wait_for(lambda: len(self._pinned) < MAX_PINNED, left_s)
 
     def pin(self, version: int, aliases: Aliases) -> None:
         """Makes `version` readable for sinks."""

@@ -29,7 +29,7 @@ from tpu_sync_rl.messages import (
     TrainerJoined,
 )
 from tpu_sync_rl.options import Options, checked_timeout
-from tpu_sync_rl.pins import PinnedVersions
+from tpu_sync_rl.pins import PinnedVersions, wait_until_computed
 from tpu_sync_rl.process_stats import combined
 from tpu_sync_rl.rails import Listener
 from tpu_sync_rl.report import Report
@@ -97,7 +97,8 @@ class TrainerSession:
         self._published: dict[int, Publish] = {}  # calls that are not decided yet
         self._announced: set[int] = set()  # of these, calls whose version samplers know
         self._next_call = 0
-        self._last_version: int | None = None
+        self._newest_version = -1  # announced
+        self._close_by: float | None = None  # when draining ends, once it has begun
         self._epoch = 0
         self._manifest: Manifest | None = None
         self._manifest_known = False  # to the coordinator, since this process joined it
@@ -122,7 +123,7 @@ class TrainerSession:
             process_index=jax.process_index(),
             join=self._join,
             on_message=self._on_message,
-            on_refused=self._calls.end,
+            on_refused=self._on_refused,
         )
 
     def sync_weights(
@@ -161,8 +162,7 @@ class TrainerSession:
         if not self._one_at_a_time.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
             raise SyncTimeoutError("another sync_weights of this session is still running")
         try:
-            version = self._checked_version(version)
-            call = self._publish(params, version, wait, deadline)
+            call, version = self._publish(params, version, wait, deadline)
             if wait is None:
                 return SyncHandle(self, call, version, deadline)
             return self._finish(call, version, deadline)
@@ -178,10 +178,11 @@ class TrainerSession:
         timeout_s = checked_timeout(timeout, self._options.timeout_s)
         if self._closed:
             return
+        self._close_by = time.monotonic() + timeout_s
         self._client.send(CloseJob(timeout_s))
         try:
             self._calls.raise_if_ended(0)
-            self._closing.wait(self._closing.open(0), time.monotonic() + timeout_s + GRACE_S)
+            self._closing.wait(self._closing.open(0), self._close_by + GRACE_S)
         except SyncError:
             pass  # fenced or refused: the job is another's, and there is nothing to drain
         self._end()
@@ -223,31 +224,36 @@ class TrainerSession:
     # --- one call
 
     def _checked_version(self, version: int | None) -> int:
-        last = self._last_version
+        # What was never announced may be published again.
+        undecided = [x.version for x in list(self._published.values()) if not x.error]
+        last = max(self._newest_version, *undecided, -1)
         if version is None:
-            return 1 if last is None else last + 1
+            return max(last, 0) + 1
         if isinstance(version, bool) or not hasattr(version, "__index__"):
             raise TypeError(f"version must be an int, not {version!r}")
         version = version.__index__()
         if not 0 <= version < 1 << 63:
             raise ValueError(f"version must be from 0 to 2**63 - 1, not {version}")
-        if last is not None and version <= last:
+        if version <= last:
             raise VersionError(f"version {version} does not grow: {last} was published before")
         return version
 
     def _publish(
-        self, params: Any, version: int, wait: str | None, deadline: float
-    ) -> Call[PublishOutcome]:
+        self, params: Any, wanted: int | None, wait: str | None, deadline: float
+    ) -> tuple[Call[PublishOutcome], int]:
         self._calls.raise_if_ended(self._next_call)
         call = self._calls.open(self._next_call)
         self._next_call += 1
-        failure: Exception | None = None
+        failure: BaseException | None = None
+        version = -1
         seconds: dict[str, float] = {}
         try:
+            version = self._checked_version(wanted)
             seconds = self._pin(params, version, deadline)
-            self._last_version = version
-        except Exception as error:
+        except BaseException as error:
             failure = error
+            if self._pins is not None:
+                self._pins.let_go(version)
             raise
         finally:
             # A process that could not pin says so: the others of the program must not wait for it.
@@ -264,7 +270,7 @@ class TrainerSession:
                 text="" if failure is None else str(failure),
             )
             self._send_publish(call.number)
-        return call
+        return call, version
 
     def _send_publish(self, call: int) -> None:
         publish = self._published[call]
@@ -274,7 +280,8 @@ class TrainerSession:
 
     def _pin(self, params: Any, version: int, deadline: float) -> dict[str, float]:
         began = time.monotonic()
-        jax.block_until_ready(params)
+        if not wait_until_computed(params, deadline):
+            raise SyncTimeoutError(f"version {version} was not published: it is being computed")
         computed = time.monotonic()
         aliases = self._resolver.resolve(params)
         if self._manifest is None:
@@ -290,7 +297,7 @@ class TrainerSession:
                 + ("; ".join(differences) or "their shardings have changed")
             )
         assert self._pins is not None
-        if not self._pins.wait_for_room(max(0.0, deadline - time.monotonic())):
+        if not self._pins.wait_for_room(deadline):
             raise SyncTimeoutError(
                 f"version {version} was not published: samplers still read versions "
                 f"{', '.join(map(str, self._pins.versions))}, and at most two are pinned at once"
@@ -350,20 +357,30 @@ class TrainerSession:
                 for call in self._calls.numbers():
                     if call in self._published:
                         self._send_publish(call)
+                if self._close_by is not None:
+                    self._client.send(CloseJob(max(0.0, self._close_by - time.monotonic())))
             case Announced():
                 self._manifest_known = True
+                self._newest_version = max(self._newest_version, message.version)
                 self._announced.add(message.call)
             case Pins() if self._pins is not None:
                 self._pins.on_pins(message)
             case PublishOutcome():
                 publish = self._published.pop(message.call, None)
                 withdrawn = message.outcome.error and message.call not in self._announced
-                if publish is not None and withdrawn and self._pins is not None:
+                if publish is not None and not publish.error and withdrawn:
+                    assert self._pins is not None
                     self._pins.let_go(publish.version)
                 self._announced.discard(message.call)
                 self._calls.decide(message.call, message)
             case JobClosed():
                 self._closing.decide(0, message)
+
+    def _on_refused(self, error: SyncError) -> None:
+        self._calls.end(error)
+        if self._pins is not None:
+            for version in self._pins.versions:
+                self._pins.on_pins(Pins(version, [], 0))
 
     def _on_stream(self, fd: int, sink: int, rail: str) -> None:
         # Sinks dial only after the first version was announced, which an exporter precedes.
