@@ -6,6 +6,7 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
+    precondition,
     rule,
 )
 from job_world import LEASE_S, STATS, Sampler, Trainer, World
@@ -24,6 +25,7 @@ from tpu_sync_rl.messages import (
     SamplerJoined,
     SamplerOutcome,
     TrainerJoined,
+    TrainerUp,
 )
 
 
@@ -104,6 +106,8 @@ class SamplerModel(Sampler):
             match message:
                 case SamplerJoined():
                     self.sink = message.sink
+                case TrainerUp():
+                    self.admit()
                 case Fetch():
                     if self.prepared == message.held:
                         self.say(Prepared(message.held, STATS))
@@ -161,73 +165,64 @@ class SamplerModel(Sampler):
 
 
 class JobMachine(RuleBasedStateMachine):
-    """One trainer of two processes and two replicas of two, in any order of events."""
+    """A trainer of two processes, replicas of two and one, in any order of events."""
 
     @initialize()
     def begin(self):
         self.world = World()
         self.trainer = [TrainerModel(self.world, "A", p, 2) for p in range(2)]
         self.replicas = {
-            name: [SamplerModel(self.world, name, p, 2, "life") for p in range(2)]
-            for name in ("one", "two")
+            name: [SamplerModel(self.world, name, p, n, "life") for p in range(n)]
+            for name, n in (("one", 2), ("two", 1))
         }
         self.samplers = [p for program in self.replicas.values() for p in program]
         self.published = [-1, -1]
+        self.num_faults = 0
         for process in self.trainer + self.samplers:
             process.join()
 
-    process = st.integers(0, 1)
-    sampler = st.integers(0, 3)
+    sampler = st.integers(0, 2)
 
-    @rule(process=process, wait=st.sampled_from(["received", "committed", None]))
+    # --- what processes do by themselves
+
+    @rule(process=st.integers(0, 1), wait=st.sampled_from(["received", "committed", None]))
     def publish(self, process, wait):
+        """A trainer process enters its next call; the one that is behind goes first."""
+        if self.published[0] != self.published[1]:
+            process = self.published.index(min(self.published))
+        else:
+            self.wait = wait
         trainer = self.trainer[process]
         if trainer.lost:
-            return
-        trainer.listen()
-        call = self.published[process] + 1
-        behind = self.published[1 - process] >= call
-        if not behind:
-            self.wait = wait
-        self.published[process] = call
+            trainer.rejoin()
+        self.published[process] += 1
+        call = self.published[process]
         trainer.publish(call, call + 1, wait=self.wait, timeout_s=300)
+        trainer.listen()
 
-    @rule(process=process)
-    def give_up(self, process):
-        if not self.trainer[process].lost and self.published[process] >= 0:
-            self.trainer[process].say(GiveUp(self.published[process]))
+    @rule(sampler=sampler, num_steps=st.integers(1, 6))
+    def go_on(self, sampler, num_steps):
+        process = self.samplers[sampler]
+        for _ in range(num_steps):
+            if process.lost:
+                process.rejoin()
+            elif process.read < len(process.heard):
+                process.listen(1)
+            elif process.fetching is not None:
+                process.complete()
+            elif process.in_call:
+                process.finish()
+            else:
+                process.enter(timeout_s=100)
 
     @rule(sampler=sampler)
-    def admit(self, sampler):
-        if not self.samplers[sampler].lost:
-            self.samplers[sampler].admit()
-
-    @rule(sampler=sampler, most=st.integers(1, 3))
-    def listen(self, sampler, most):
-        if not self.samplers[sampler].lost:
-            self.samplers[sampler].listen(most)
-
-    @rule(sampler=sampler)
-    def prepare(self, sampler):
-        process = self.samplers[sampler]
-        if process.fetching is None:
-            return
-        process.complete()
-
-    @rule(sampler=sampler, error=st.sampled_from(["PeerLostError", "CorruptionError"]))
-    def fail(self, sampler, error):
-        process = self.samplers[sampler]
-        if process.fetching is None:
-            return
-        held, process.fetching = process.fetching, None
-        process.assigned = None
-        if not process.lost:
-            process.say(FetchFailed(held, error, "broke"))
+    def hear_everything(self, sampler):
+        self.samplers[sampler].listen()
 
     @rule(
         sampler=sampler,
         wait=st.booleans(),
-        min_version=st.sampled_from([None, None, 2, 4]),
+        min_version=st.sampled_from([None, 2, 4]),
         timeout_s=st.sampled_from([0.0, 1.0, 100.0]),
     )
     def enter_call(self, sampler, wait, min_version, timeout_s):
@@ -235,50 +230,58 @@ class JobMachine(RuleBasedStateMachine):
         if not process.lost and not process.in_call:
             process.enter(wait=wait, min_version=min_version, timeout_s=timeout_s)
 
-    @rule(sampler=sampler)
-    def finish_call(self, sampler):
-        process = self.samplers[sampler]
-        if not process.lost:
-            process.listen()
-            process.finish()
-
-    @rule(process=process, kept=st.booleans())
+    @rule(process=st.integers(0, 1), kept=st.booleans())
     def answer(self, process, kept):
-        trainer = self.trainer[process]
-        trainer.listen()
-        if not trainer.lost and trainer.asks:
-            version, ask = trainer.asks.pop(0)
-            trainer.say(PinsKept(version, ask, kept))
-
-    @rule(sampler=sampler)
-    def break_sampler(self, sampler):
-        process = self.samplers[sampler]
-        if not process.lost:
-            process.lose()
-
-    @rule(process=process)
-    def break_trainer(self, process):
-        trainer = self.trainer[process]
-        if not trainer.lost:
-            trainer.lose()
-
-    @rule()
-    def rejoin(self):
-        for process in self.trainer + self.samplers:
-            if process.lost:
-                process.rejoin()
-
-    @rule()
-    def restart(self):
-        """The coordinator dies, and another takes its place."""
-        for process in self.trainer + self.samplers:
-            if not process.lost:
-                process.lose()
-        self.world.restart()
+        for trainer in (self.trainer[process], self.trainer[1 - process]):
+            trainer.listen()
+            if not trainer.lost and trainer.asks:
+                version, ask = trainer.asks.pop(0)
+                trainer.say(PinsKept(version, ask, kept))
+                return
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 5.0, LEASE_S]))
     def pass_time(self, seconds):
         self.world.pass_time(seconds)
+
+    # --- what goes wrong
+
+    @rule(sampler=sampler, error=st.sampled_from(["PeerLostError", "CorruptionError"]))
+    def fail(self, sampler, error):
+        process = self.samplers[sampler]
+        if process.fetching is None:
+            return
+        held, process.fetching, process.assigned = process.fetching, None, None
+        if not process.lost:
+            process.say(FetchFailed(held, error, "broke"))
+
+    @rule(process=st.integers(0, 1))
+    def give_up(self, process):
+        if not self.trainer[process].lost and self.published[process] >= 0:
+            self.trainer[process].say(GiveUp(self.published[process]))
+
+    @precondition(lambda self: self.num_faults < 4)
+    @rule(index=st.integers(0, 4))
+    def lose(self, index):
+        process = (self.trainer + self.samplers)[index]
+        if not process.lost:
+            self.num_faults += 1
+            process.lose()
+
+    @rule()
+    def come_back(self):
+        for process in self.trainer + self.samplers:
+            if process.lost:
+                process.rejoin()
+
+    @precondition(lambda self: self.num_faults < 4)
+    @rule()
+    def restart(self):
+        """The coordinator dies, and another takes its place."""
+        self.num_faults += 2
+        for process in self.trainer + self.samplers:
+            if not process.lost:
+                process.lose()
+        self.world.restart()
 
     # --- what has to hold
 
@@ -327,7 +330,7 @@ class JobMachine(RuleBasedStateMachine):
         """Whatever happened: when all are back and one more version comes, everybody gets it."""
         if not hasattr(self, "world"):
             return
-        self.rejoin()
+        self.come_back()
         for process in self.trainer + self.samplers:
             process.listen()
         call = max(self.published) + 1
@@ -338,7 +341,6 @@ class JobMachine(RuleBasedStateMachine):
             trainer.publish(call, last.version, wait="committed", timeout_s=1000)
         for _ in range(50):
             for process in self.samplers:
-                process.admit()
                 process.listen()
                 if process.fetching is not None:
                     process.complete()
@@ -361,6 +363,6 @@ class JobMachine(RuleBasedStateMachine):
 
 
 JobMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, derandomize=True
+    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True
 )
 TestInterleavings = JobMachine.TestCase

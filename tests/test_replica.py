@@ -154,6 +154,19 @@ def test_lost_process_ends_the_transfer_of_its_replica(world):
     assert [process.fetched() for process in sampler] == [[1, 1], [1, 1]]
 
 
+def test_process_that_connects_again_before_it_is_lost_is_lost_all_the_same(world):
+    trainer, sampler = serving(world, 2)
+    old = sampler[1].member
+    sampler[1].open()
+    sampler[1].join(sink=sinks(sampler)[1])
+    assert sampler[1].last(Refused).text == "this process has connected again"
+    assert sampler[0].last(Abandon).held == Held("A", 1)
+    assert pins(trainer)[1:] == [(1, [], 0), (1, sinks(sampler), 1)]
+    world.job.on_lost(old, world.now)
+    trainer.say(PinsKept(1, 1, True))
+    assert sampler[1].fetched() == [1, 1]
+
+
 def test_fetch_is_not_begun_while_a_trainer_process_is_missing(world):
     trainer = world.trainer(num_processes=2)
     sampler = world.replica()
@@ -329,6 +342,7 @@ def test_straggler_loses_its_lease_and_gets_only_newer_versions(world):
     assert pins(trainer)[-1] == (1, [], 0)
     world.pass_time(100)
     assert sampler[0].fetched() == [1]
+    assert pins(trainer)[-1] == (1, [], 0)
     publish([trainer], 1, 2)
     assert sampler[0].fetched() == [1, 2]
 

@@ -25,6 +25,7 @@ from tpu_sync_rl.messages import (
     Publish,
     RefusalTaken,
     Refuse,
+    Refused,
     Take,
     ToCoordinator,
     Took,
@@ -204,9 +205,10 @@ class Job:
             )
 
     def _lose_former(self, program: Program, member: Member, now: float) -> None:
-        """A process that connects again has lost its former stream, known or not."""
+        """A process that connects again has lost its former stream, whether or not it is noted."""
         former = program.members.get(member.process_index)
         if former is not None:
+            former.send(Refused("VersionError", "this process has connected again"))
             self.on_lost(former, now)
 
     # --- messages

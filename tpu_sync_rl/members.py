@@ -42,11 +42,8 @@ class Program:
         return len(self.members) == self.process_count
 
     def connect(self, member: Member) -> None:
-        """Takes a process in; an older stream of it is at its end."""
+        """Takes a process in."""
         process = member.process_index
-        former = self.members.get(process)
-        if former is not None:
-            former.send(Refused("VersionError", "this process has connected again"))
         self.members[process] = member
         self.lost_at.pop(process, None)
         self.left.discard(process)
