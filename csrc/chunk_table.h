@@ -52,12 +52,16 @@ struct TableRegion {
   uint32_t shard;  // index in the directory
   Op op;
   uint64_t box_offset;  // in ChunkTable::boxes: [rank, 2], relative to the shard's own start
+
+  friend bool operator==(const TableRegion&, const TableRegion&) = default;
 };
 
 struct TableChunk {
   uint64_t first_region;
   uint32_t num_regions;
   uint32_t nbytes;  // on the wire
+
+  friend bool operator==(const TableChunk&, const TableChunk&) = default;
 };
 
 // Immutable once decoded; shared by threads freely.
@@ -66,6 +70,8 @@ struct ChunkTable {
   std::vector<TableRegion> regions;
   std::vector<TableChunk> chunks;
   std::vector<uint32_t> chunks_per_leaf;  // shape=[num_leaves]: chunks that touch the leaf
+
+  friend bool operator==(const ChunkTable&, const ChunkTable&) = default;
 };
 
 // Bytes of the table that `plan` uploads to plan.sources[source], as WIRE_FORMAT.md has them.

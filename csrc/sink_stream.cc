@@ -226,16 +226,18 @@ void SinkStream::HandleError() {
   const std::string text = "source process " + std::to_string(source_->process) + ": " +
                            std::string(text_.data(), reply_.nbytes);
   const Request request = requests_.front();
-  if (reply_.kind == FrameKind::kGone && request.kind == FrameKind::kFetch) {
+  if (request.kind == FrameKind::kFetch && reply_.kind == FrameKind::kGone) {
     requests_.pop_front();
     return worker_->fetch->Fail(Status(Code::kGone, text));
   }
-  if (reply_.kind == FrameKind::kNoTable) {
+  if (request.kind == FrameKind::kFetch && reply_.kind == FrameKind::kNoTable) {
+    requests_.pop_front();
+    worker_->fetch->queue(source_->index).GiveBack(request.chunk);
     auto held = SourceLink::Table::kHeld;
     source_->table.compare_exchange_strong(held, SourceLink::Table::kAbsent);
-  } else if (worker_->fetch) {
-    worker_->fetch->Fail(Status(Code::kPlan, text));
+    return Pump();
   }
+  if (worker_->fetch) worker_->fetch->Fail(Status(Code::kPlan, text));
   Lose(text);
 }
 

@@ -6,7 +6,9 @@ namespace tsr {
 
 void SinkTables::Set(uint64_t sink, uint32_t id, std::shared_ptr<const ChunkTable> table) {
   std::lock_guard lock(mutex_);
-  sinks_[sink] = Sink{id, std::move(table), {}};
+  Sink& known = sinks_[sink];
+  if (known.table && *known.table == *table) return;
+  known = Sink{id, std::move(table), {}};
 }
 
 std::shared_ptr<const ChunkTable> SinkTables::Find(uint64_t sink, uint32_t id) const {

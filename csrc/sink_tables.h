@@ -17,7 +17,7 @@ class SinkTables {
  public:
   explicit SinkTables(const ShardDirectory* directory) : directory_(directory) {}
 
-  // A new table of a sink replaces its former one, and what it has verified starts anew.
+  // Another table of a sink replaces its former one, and what it has verified starts anew.
   void Set(uint64_t sink, uint32_t id, std::shared_ptr<const ChunkTable> table);
   // Null where the sink's table is another one.
   std::shared_ptr<const ChunkTable> Find(uint64_t sink, uint32_t id) const;

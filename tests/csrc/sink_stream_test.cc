@@ -176,17 +176,25 @@ TEST_F(SinkStreamTest, IdleStreamsStayForTheNextVersion) {
 }
 
 TEST_F(SinkStreamTest, SourceThatLostTheTableGetsItAgain) {
-  Start({.num_workers = 1, .window = 1, .peer_timeout_s = kTestTimeoutS});
-  const RawPeer first = Connect();
-  first.TakeTable();
+  Start({.num_workers = 1, .window = 2, .peer_timeout_s = kTestTimeoutS});
+  const RawPeer peer = Connect();
+  peer.TakeTable();
   Begin();
-  Frame answer = first.ReadFrame();
-  answer.kind = FrameKind::kNoTable;
-  first.Write(answer);
-  EXPECT_TRUE(first.Ended());
-  const RawPeer second = Connect();
-  second.TakeTable();
-  EXPECT_EQ(second.ReadFrame().kind, FrameKind::kFetch);
+  for (int i = 0; i < 2; ++i) {
+    Frame answer = peer.ReadFrame();
+    EXPECT_EQ(answer.kind, FrameKind::kFetch);
+    answer.kind = FrameKind::kNoTable;
+    peer.Write(answer);
+  }
+  peer.TakeTable();
+  std::thread source([&] { Serve(peer); });
+  bool done = false;
+  EXPECT_OK(Wait(&done));
+  EXPECT_TRUE(done);
+  fetcher_->End();
+  EXPECT_TRUE(transfer_.SinkIsRight());
+  fetcher_->Close();
+  source.join();
 }
 
 TEST_F(SinkStreamTest, RefusedTableFailsTheVersion) {

@@ -162,7 +162,11 @@ TEST_F(SourceStreamTest, MadeUpDonesCountForNothing) {
   peer.Write(Frame{.kind = FrameKind::kPing});
   EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kPong);
   EXPECT_EQ(exporter_->FinishedLeaves(1, std::vector<uint64_t>{7}), std::vector<uint32_t>());
-  for (size_t i = 0; i < transfer_.plan.chunks.size(); ++i) done(id_, 1, i);
+  for (size_t i = 0; i < transfer_.plan.chunks.size(); ++i) {
+    // The same table once more changes nothing.
+    EXPECT_EQ(Upload(peer).kind, FrameKind::kTableOk);
+    done(id_, 1, i);
+  }
   peer.Write(Frame{.kind = FrameKind::kPing});
   EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kPong);
   EXPECT_EQ(exporter_->FinishedLeaves(1, std::vector<uint64_t>{7}), std::vector<uint32_t>{0});
