@@ -9,6 +9,7 @@ Clients keep one gRPC stream each (see `messages`). What is said on it goes into
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -46,6 +47,8 @@ HANDSHAKE_S = 5.0
 _TICK_S = 0.1
 _FLUSH_S = 1.0
 _PARENT_POLL_S = 0.2
+
+_log = logging.getLogger(__name__)
 
 
 class CoordinatorServer:
@@ -159,6 +162,10 @@ class CoordinatorServer:
             name = type(error).__name__ if isinstance(error, SyncError) else "SyncError"
             job.on_lost(member, time.monotonic())
             member.send(Refused(name, str(error)))
+        except Exception as error:
+            _log.exception("a message of %s %r", member.role, member.name)
+            job.on_lost(member, time.monotonic())
+            member.send(Refused("SyncError", f"the coordinator failed: {error!r}"))
 
 
 async def _write(context: grpc.aio.ServicerContext, outbox: "asyncio.Queue[Message]") -> None:
