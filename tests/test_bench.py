@@ -123,7 +123,7 @@ def run_bench(*arguments):
 def test_wire_measures_and_writes_every_sample(tmp_path):
     result = tmp_path / "wire.json"
     done = run_bench(
-        *("wire", "--model=list", "--nbytes=2000000", "--rounds=2", f"--json={result}"),
+        *("wire", "--model=one-big", "--nbytes=2000000", "--rounds=2", f"--json={result}"),
         *("--trainer_mesh=1x4", "--trainer_processes=2", "--sampler_mesh=2x2", "--replicas=2"),
     )
     assert done.returncode == 0, done.stderr

@@ -61,7 +61,7 @@ def print_table(title: str, figures: Sequence[Figure], limits: Sequence[Figure])
             f"{min(figure.samples):.2f} to {max(figure.samples):.2f}",
             *(f"{figure.over(limit):.2f}" if comparable else "" for limit in limits),
         )
-    console.print(title, style="bold")
+    console.print(title, style="bold", soft_wrap=True)
     console.print(table)
 
 
