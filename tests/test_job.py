@@ -1,7 +1,7 @@
 """Trainer's side of a job: joins, publish calls, announcements, refusals, the end."""
 
 import pytest
-from job_world import LEASE_S, PATIENCE_S, Trainer, World, admit, close, prepare, publish
+from job_world import LEASE_S, PATIENCE_S, Sampler, Trainer, World, admit, close, prepare, publish
 
 from tpu_sync_rl.errors import SyncError, VersionError
 from tpu_sync_rl.messages import (
@@ -83,10 +83,18 @@ def test_coordinator_that_knows_a_newer_epoch_refuses_an_incarnation_it_never_sa
 def test_process_beyond_the_program_is_refused(world):
     [trainer] = world.trainer("A")
     other = type(trainer)(world, "A", 1, 1)
-    with pytest.raises(SyncError, match="has 1 processes, not 1 with one of index 1"):
+    with pytest.raises(SyncError, match="there is no process 1 of 1"):
         other.join()
-    with pytest.raises(SyncError, match="has 1 processes, not 2 with one of index 1"):
+    with pytest.raises(SyncError, match="trainer 'A' has 1 processes, not 2"):
         other.join(process_count=2)
+
+
+@pytest.mark.parametrize(("index", "num_processes"), [(-1, 1), (0, 0), (2, 2)])
+def test_impossible_process_does_not_disturb_a_replica(world, index, num_processes):
+    [sampler] = world.replica()
+    with pytest.raises(SyncError, match=f"process {index} of {num_processes}"):
+        Sampler(world, "s", index, num_processes, "other").join()
+    assert not sampler.all(Refused)
 
 
 def test_join_has_to_match_the_greeting(world):
@@ -279,7 +287,7 @@ def test_call_that_a_process_never_entered_times_out_unannounced(world):
     [sampler] = world.replica()
     publish(trainer[:1], 0, 1, timeout_s=5)
     world.pass_time(5)
-    assert "process [1] of the trainer has not entered" in outcome(trainer[0]).text
+    assert "the trainer's process 1 of 2 has not called" in outcome(trainer[0]).text
     trainer[1].publish(0, 1)
     assert outcome(trainer[1]).error == "SyncTimeoutError"
     assert not sampler.all(Latest)

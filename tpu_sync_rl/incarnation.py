@@ -121,7 +121,7 @@ class Incarnation(Program):
             if departed:
                 outcome = Outcome("PeerLostError", f"the trainer's {departed}", None)
             elif call.held is None:
-                outcome = self._try(call, replicas, now)
+                outcome = self._try_to_announce(call, replicas, now)
             if outcome is not None:
                 self._decide(call, outcome, replicas)
             elif call.held is None:
@@ -154,15 +154,18 @@ class Incarnation(Program):
     def _decide(self, call: PublishCall, outcome: Outcome, replicas: Collection[Replica]) -> None:
         self.broadcast(call.decide(outcome, replicas))
 
-    def _try(self, call: PublishCall, replicas: Collection[Replica], now: float) -> Outcome | None:
-        """Announces the version of a call, or tells why it never will be; None also for "wait"."""
+    def _try_to_announce(
+        self, call: PublishCall, replicas: Collection[Replica], now: float
+    ) -> Outcome | None:
+        """Announces the version of a call if it is time; returns why that will never be."""
         first = call.first
         if len(call.publishes) < self.process_count:
             if not call.expired(now):
                 return None
-            late = sorted(set(range(self.process_count)) - call.publishes.keys())
-            text = self.absent() or f"process {late} of the trainer has not entered the call"
-            return Outcome("SyncTimeoutError", f"version {first.version}: {text}", None)
+            late = min(set(range(self.process_count)) - call.publishes.keys())
+            text = self.absent() or f"process {late} of {self.process_count} has not called"
+            text = f"version {first.version} was not announced: the trainer's {text}"
+            return Outcome("SyncTimeoutError", text, None)
         newest = None if self.newest is None else self.newest.version
         flaw = call.flaw(newest, self._digest)
         if flaw is not None:

@@ -38,6 +38,13 @@ def _new_sink() -> int:
     return secrets.randbits(62) + 1
 
 
+def _check_process(member: Member, join: JoinTrainer | JoinSampler) -> None:
+    process, num_processes = member.process_index, join.process_count
+    if not 0 <= process < num_processes:
+        text = f"there is no process {process} of {num_processes}"
+        raise SyncError(f"{member.role} {member.name!r}: {text}")
+
+
 class Job:
     """A named policy with one trainer and many samplers.
 
@@ -140,6 +147,7 @@ class Job:
             del self._replicas[program.name]
 
     def _join_trainer(self, member: Member, join: JoinTrainer, now: float) -> None:
+        _check_process(member, join)
         if member.role != "trainer" or member.name != join.incarnation:
             raise SyncError(f"{member.role} {member.name!r} joins as trainer {join.incarnation!r}")
         if join.incarnation == self._closed:
@@ -153,8 +161,7 @@ class Job:
             self._replace_trainer(join, now)
             trainer = self._trainer
         assert trainer is not None
-        self._check_process(trainer, member, join.process_count)
-        self._lose_former(trainer, member, now)
+        self._admit(trainer, member, join.process_count, now)
         trainer.join(member, join)
 
     def _replace_trainer(self, join: JoinTrainer, now: float) -> None:
@@ -170,6 +177,7 @@ class Job:
         return f"a newer incarnation of the trainer has taken over job {self._name!r}"
 
     def _join_sampler(self, member: Member, join: JoinSampler, now: float) -> None:
+        _check_process(member, join)
         if member.role != "sampler":
             raise SyncError(f"trainer {member.name!r} joins as a sampler")
         replica = self._replicas.get(member.name)
@@ -183,8 +191,7 @@ class Job:
                 replica.fence(text, now)
             replica = Replica(member.name, join, self._patience_s)
             self._replicas[member.name] = replica
-        self._check_process(replica, member, join.process_count)
-        self._lose_former(replica, member, now)
+        self._admit(replica, member, join.process_count, now)
         process = member.process_index
         sink = join.sink or replica.sinks.get(process) or self._new_sink()
         replica.join(member, join, sink)
@@ -197,15 +204,13 @@ class Job:
         if trainer.newest is not None:
             member.send(Latest(trainer.newest))
 
-    def _check_process(self, program: Program, member: Member, process_count: int) -> None:
-        if process_count != program.process_count or member.process_index >= process_count:
+    def _admit(self, program: Program, member: Member, process_count: int, now: float) -> None:
+        """Makes way for a process: its former stream is lost, whether or not that is noted."""
+        if process_count != program.process_count:
             raise SyncError(
                 f"{member.role} {member.name!r} has {program.process_count} processes, not "
-                f"{process_count} with one of index {member.process_index}"
+                f"{process_count}"
             )
-
-    def _lose_former(self, program: Program, member: Member, now: float) -> None:
-        """A process that connects again has lost its former stream, whether or not it is noted."""
         former = program.members.get(member.process_index)
         if former is not None:
             former.send(Refused("VersionError", "this process has connected again"))
