@@ -8,7 +8,7 @@ namespace tsr {
 namespace {
 
 constexpr int kTicksPerTimeout = 8;
-constexpr Clock::duration kMaxTick = std::chrono::milliseconds(500);
+constexpr Clock::duration kMaxTick = std::chrono::milliseconds(250);
 
 }  // namespace
 

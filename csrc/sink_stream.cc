@@ -15,7 +15,7 @@ constexpr int kReceivesPerTurn = 8;
 constexpr int kMaxCorrupt = 3;
 constexpr size_t kMaxSpareBlocks = 8;
 // An idle stream is heard from at least this often, whatever this side's own peer_timeout.
-constexpr Clock::duration kPingEvery = std::chrono::seconds(1);
+constexpr Clock::duration kPingEvery = std::chrono::milliseconds(500);
 
 }  // namespace
 

@@ -84,6 +84,7 @@ def dial(
         AuthError: the peer has another token than we.
         PeerLostError: nobody listens there, it does not answer, or it is of another job or
             incarnation.
+        ValueError: `options.congestion` is not to be had.
     """
     peer = f"the trainer at {join_address(rail.host, rail.port)} ({rail.name})"
     deadline = time.monotonic() + timeout_s
@@ -92,8 +93,8 @@ def dial(
     )
     family = socket.AF_INET6 if ":" in rail.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as connection:
+        _tune(connection, options)
         try:
-            _tune(connection, options)
             connection.bind((rail.local.host, 0))
             connection.settimeout(timeout_s)
             connection.connect((rail.host, rail.port))
@@ -128,11 +129,18 @@ def _receive_answer(connection: socket.socket, deadline: float) -> tuple[int, by
 
 
 def _tune(connection: socket.socket, options: Options) -> None:
+    """Sets what a data connection needs; those that a socket accepts inherit it."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if options.congestion is not None:
-        connection.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_CONGESTION, options.congestion.encode()
-        )
+    if options.congestion is None:
+        return
+    try:
+        name = options.congestion.encode()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+    except OSError as error:
+        raise ValueError(
+            f"congestion={options.congestion!r} is not to be had: {error.strerror}; this system "
+            "lists what it has in /proc/sys/net/ipv4/tcp_available_congestion_control"
+        ) from error
 
 
 @dataclass(slots=True, eq=False)
@@ -173,7 +181,8 @@ class Listener:
             on_stream: called with (fd, sink, rail) on the listener's thread; owns the descriptor.
 
         Raises:
-            ValueError: `options.nics` names what is no NIC here.
+            ValueError: `options.nics` names what is no NIC here, or `options.congestion` is not to
+                be had.
             SyncError: an address can't be listened on.
         """
         self._options = options
@@ -193,6 +202,9 @@ class Listener:
         try:
             for nic in nics:
                 self._listen(nic)
+        except ValueError:
+            self._close_sockets()
+            raise
         except OSError as error:
             self._close_sockets()
             raise SyncError(f"can't listen on {nic.host} ({nic.name}): {error}") from error
@@ -210,6 +222,7 @@ class Listener:
         listening = socket.socket(family, socket.SOCK_STREAM)
         self._listening.append(listening)
         listening.setblocking(False)
+        _tune(listening, self._options)
         listening.bind((nic.host, 0))
         listening.listen(_BACKLOG)
         self._selector.register(listening, selectors.EVENT_READ, listening)
@@ -287,7 +300,6 @@ class Listener:
             half_open.connection.send(handshake.encode_answer(Code.REFUSED))
             self._drop(half_open)
             return
-        _tune(half_open.connection, self._options)
         half_open.connection.send(handshake.encode_answer(Code.OK, ours))
         self._forget(half_open)
         with contextlib.suppress(SyncError):  # whoever takes streams has just been closed
