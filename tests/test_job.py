@@ -1,9 +1,11 @@
 """Trainer's side of a job: joins, publish calls, announcements, refusals, the end."""
 
+import numpy as np
 import pytest
 from job_world import LEASE_S, PATIENCE_S, Sampler, Trainer, World, admit, close, prepare, publish
 
 from tpu_sync_rl.errors import SyncError, VersionError
+from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest
 from tpu_sync_rl.messages import (
     Abandon,
     Announced,
@@ -130,7 +132,7 @@ def test_call_without_replicas_is_over_at_once(world):
     publish(trainer, 0, 5)
     for process in trainer:
         assert outcome(process).error == ""
-        assert process.last(PublishOutcome).seconds == {"pin": 0.2}
+        assert process.last(PublishOutcome).seconds == {"pin": 0.2, "total": pytest.approx(0.2)}
         assert process.last(PublishOutcome).outcome.held == Held("A", 5)
 
 
@@ -161,6 +163,18 @@ def test_processes_that_disagree_end_the_call_alike(world, changes, error, text)
         assert outcome(process).error == error
         assert text in outcome(process).text
     assert not sampler.all(Latest)
+
+
+def test_leaves_that_processes_hold_each_for_itself_are_named(world):
+    trainer = world.trainer(num_processes=2)
+    for process in (0, 1):
+        layout = BoxLayout((), np.zeros((1, 0, 2), np.int64), np.array([0, 1]), np.array([process]))
+        manifest = Manifest((Leaf("count", "int32", 4, (), 0),), (layout,), 2)
+        trainer[process].publish(0, 1, digest=manifest.digest, manifest=manifest.encoded)
+    for process in trainer:
+        assert outcome(process).error == "ManifestError"
+        assert "'count': int32[] against the same over other devices" in outcome(process).text
+        assert "jax.device_put(x, NamedSharding(mesh, P()))" in outcome(process).text
 
 
 def test_manifest_can_not_change_within_an_incarnation(world):

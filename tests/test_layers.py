@@ -35,6 +35,7 @@ FLOORS = (
     ("coordinator", "client"),
     # roles
     ("calls", "program"),
+    ("sync_handle",),
     ("pins", "receiver"),
     ("trainer", "sampler", "one_client"),
     ("connect", "sync"),

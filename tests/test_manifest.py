@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest, Pair, match
+from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest, Pair, changes, match
 
 
 def _whole(shape: tuple[int, ...], holders: tuple[int, ...] = (0,)) -> BoxLayout:
@@ -266,3 +266,17 @@ def test_a_rename_to_something_else_than_a_key_is_refused() -> None:
     manifest = _manifest(("a", "int32", ()))
     with pytest.raises(TypeError, match="rename makes None of 'a', expected a str"):
         match(manifest, manifest, rename=lambda key: None)  # type: ignore[arg-type,return-value]
+
+
+def test_changes_name_leaves_that_are_not_alike() -> None:
+    one = _manifest(("a", "float32", (4,)), ("b", "int8", ()), ("c", "int8", (2,)))
+    other = _manifest(("a", "float32", (8,)), ("c", "int8", (2,)), ("d", "bool", (3,)))
+    assert changes(one, one) == []
+    assert changes(one, other) == [
+        "'a': float32[4] against float32[8]",
+        "'b': int8[] against no such leaf",
+        "'d': no such leaf against bool[3]",
+    ]
+    halves = Manifest((Leaf("a", "float32", 4, (4,), 0),), (_halves(4),), 2)
+    whole = Manifest((Leaf("a", "float32", 4, (4,), 0),), (_whole((4,)),), 2)
+    assert changes(halves, whole) == ["'a': float32[4] against the same over other devices"]

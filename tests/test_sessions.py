@@ -1,5 +1,6 @@
 """Trainer and samplers in one process, each session with a mesh of its own."""
 
+import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -62,6 +63,35 @@ def test_every_byte_of_every_version_arrives(trainer, pool):
             assert sampler.current is update and sampler.latest_version == version
             assert report.replicas == {"sampler-0": version}
             oracle.assert_equal(update.params, SPECS, version, SAMPLER)
+
+
+def test_reports_tell_what_a_version_took(trainer):
+    with connect(trainer) as sampler:
+        reports = [publish(trainer, version) for version in (1, 2)]
+        received = sampler.sync_weights().report
+        for report in reports:
+            json.dumps(report.to_dict())
+            assert report.nbytes == sum(
+                oracle.value(key, spec, 0).nbytes for key, spec in SPECS.items()
+            )
+            assert 0 <= report.seconds["pin"] < report.seconds["total"] < 20
+            assert report.gbytes_per_s == report.wire_nbytes / report.seconds["total"] / 1e9
+            # One process sends what the one replica receives.
+            assert report.wire_nbytes == received.wire_nbytes == sum(received.rails.values())
+            assert report.local.rails == report.rails and report.local.nbytes >= report.nbytes
+        assert received.local == received
+
+
+def test_params_may_not_change_their_leaves(trainer):
+    publish(trainer, 1)
+    params = oracle.params(SPECS, TRAINER, 2)
+    params["odd/count"] = jax.device_put(jnp.zeros((2,), jnp.int32), params["odd/count"].sharding)
+    params["odd/mask"] = jax.device_put(params["odd/mask"], NamedSharding(TRAINER, P()))
+    with pytest.raises(tsr.ManifestError) as raised:
+        tsr.sync_weights(params, to=trainer)
+    assert "'odd/count': int32[] against int32[2]" in str(raised.value)
+    assert "'odd/mask': bool[4, 12] against the same over other devices" in str(raised.value)
+    assert publish(trainer, 2).version == 2
 
 
 def test_sampler_that_joins_before_the_trainer_waits_for_it(pool):

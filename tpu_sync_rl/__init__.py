@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tpu_sync_rl.report import Report
     from tpu_sync_rl.sampler import SamplerSession, Update
     from tpu_sync_rl.sync import sync_weights
-    from tpu_sync_rl.trainer import SyncHandle, TrainerSession
+    from tpu_sync_rl.sync_handle import SyncHandle
+    from tpu_sync_rl.trainer import TrainerSession
 
 __version__ = "0.1.0"
 
@@ -47,7 +48,8 @@ _HOMES = {
     "report": ("Report",),
     "sampler": ("SamplerSession", "Update"),
     "sync": ("sync_weights",),
-    "trainer": ("SyncHandle", "TrainerSession"),
+    "sync_handle": ("SyncHandle",),
+    "trainer": ("TrainerSession",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

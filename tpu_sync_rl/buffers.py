@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import jax
@@ -75,6 +76,12 @@ class LocalShards:
     def num_shards(self) -> int:
         """How many shards there are."""
         return len(self.shapes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards."""
+        sizes = zip(self.itemsize.tolist(), self.shapes, strict=True)
+        return sum(itemsize * prod(shape) for itemsize, shape in sizes)
 
 
 def _held_boxes(

@@ -106,7 +106,7 @@ class Incarnation(Program):
         elif call.held is not None:
             member.send(Announced(call.number, call.held.version))
         else:
-            call.publishes[member.process_index] = message
+            call.enter(member.process_index, message, now)
 
     def give_up(self, call: int, now: float) -> None:
         """The deadline of a call has passed in some process."""
@@ -123,7 +123,7 @@ class Incarnation(Program):
             elif call.held is None:
                 outcome = self._try_to_announce(call, replicas, now)
             if outcome is not None:
-                self._decide(call, outcome, replicas)
+                self._decide(call, outcome, replicas, now)
             elif call.held is None:
                 break  # the next one has to wait for it
 
@@ -133,26 +133,30 @@ class Incarnation(Program):
             if call.held is None:
                 continue
             if call.observe():
-                self._decide(call, Outcome("", "", call.held), replicas)
+                self._decide(call, Outcome("", "", call.held), replicas, now)
             elif call.expired(now):
                 text = f"version {call.held.version} stays announced, but {call.lacking()}"
-                self._decide(call, Outcome("SyncTimeoutError", text, None), replicas)
+                self._decide(call, Outcome("SyncTimeoutError", text, None), replicas, now)
 
-    def lose_calls(self, text: str, replicas: Collection[Replica]) -> None:
+    def lose_calls(self, text: str, replicas: Collection[Replica], now: float) -> None:
         """Ends every open call: a process is gone that it needs."""
         for call in self._open_calls():
-            self._decide(call, Outcome("PeerLostError", f"the trainer's {text}", None), replicas)
+            outcome = Outcome("PeerLostError", f"the trainer's {text}", None)
+            self._decide(call, outcome, replicas, now)
 
-    def end_calls(self, replicas: Collection[Replica]) -> None:
+    def end_calls(self, replicas: Collection[Replica], now: float) -> None:
         """Ends every open call: the job is over."""
         for call in self._open_calls():
-            self._decide(call, Outcome("SyncError", "the job was closed first", None), replicas)
+            outcome = Outcome("SyncError", "the job was closed first", None)
+            self._decide(call, outcome, replicas, now)
 
     def _open_calls(self) -> list[PublishCall]:
         return [call for _, call in sorted(self._calls.items()) if call.outcome is None]
 
-    def _decide(self, call: PublishCall, outcome: Outcome, replicas: Collection[Replica]) -> None:
-        self.broadcast(call.decide(outcome, replicas))
+    def _decide(
+        self, call: PublishCall, outcome: Outcome, replicas: Collection[Replica], now: float
+    ) -> None:
+        self.broadcast(call.decide(outcome, replicas, now))
 
     def _try_to_announce(
         self, call: PublishCall, replicas: Collection[Replica], now: float

@@ -115,7 +115,7 @@ class Job:
         trainer.serve(replicas, now)
         trainer.conclude(replicas, now)
         if trainer.is_over(replicas, now):
-            self._end(trainer)
+            self._end(trainer, now)
 
     def _tell(
         self, trainer: Incarnation, replicas: list[Replica], digest: str, newest: Held | None
@@ -142,7 +142,7 @@ class Job:
     def _disconnect(self, program: Program, member: Member, now: float, *, left: bool) -> None:
         program.disconnect(member.process_index, now, left=left)
         if isinstance(program, Incarnation):
-            program.lose_calls(program.absent(), self._part())
+            program.lose_calls(program.absent(), self._part(), now)
         elif not program.members and not program.lost_at:
             del self._replicas[program.name]
 
@@ -264,12 +264,12 @@ class Job:
 
     # --- the end, and words
 
-    def _end(self, trainer: Incarnation) -> None:
+    def _end(self, trainer: Incarnation, now: float) -> None:
         newest = trainer.newest
         text = f"the trainer has closed job {self._name!r}" + (
             "" if newest is None else f" after version {newest.version}"
         )
-        trainer.end_calls(self._part())
+        trainer.end_calls(self._part(), now)
         for replica in self._part():
             replica.end(trainer.name, text)
         trainer.broadcast(JobClosed())

@@ -255,6 +255,32 @@ def match(
     return pairs, differences
 
 
+def changes(one: Manifest, other: Manifest) -> list[str]:
+    """Every leaf that two manifests of one program have differently, as lines for people."""
+    lines = []
+    ours, theirs = _described(one), _described(other)
+    for key in sorted(ours.keys() | theirs.keys()):
+        (was, layout), (found, other_layout) = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
+        if was != found:
+            lines.append(f"{key!r}: {was} against {found}")
+        elif layout != other_layout:
+            lines.append(f"{key!r}: {was} against the same over other devices")
+    return lines
+
+
+_ABSENT: tuple[str, object] = ("no such leaf", None)
+
+
+def _described(manifest: Manifest) -> dict[str, tuple[str, object]]:
+    return {
+        leaf.key: (
+            f"{leaf.dtype}{list(leaf.shape)}",
+            manifest.layouts[leaf.layout].identity(),
+        )
+        for leaf in manifest.leaves
+    }
+
+
 def renamed(key: str, rename: Rename) -> str:
     """The key that the source's `key` has at the sink. Raises TypeError where that is no str."""
     if rename is None:

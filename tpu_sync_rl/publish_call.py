@@ -23,6 +23,7 @@ class PublishCall:
         self.waiting: set[Replica] = set()
         self.outcome: PublishOutcome | None = None
         self._incarnation = incarnation
+        self._began = now
         self._deadline = now + timeout_s
         self._lost: set[str] = set()
 
@@ -32,6 +33,11 @@ class PublishCall:
         call = cls(outcome.call, incarnation, 0.0, 0.0)
         call.outcome = outcome
         return call
+
+    def enter(self, process: int, publish: Publish, now: float) -> None:
+        """Process `process` has entered the call, and done its part."""
+        self.publishes[process] = publish
+        self._began = min(self._began, now - sum(publish.seconds.values()))
 
     @property
     def first(self) -> Publish:
@@ -60,9 +66,7 @@ class PublishCall:
             if publish.version != version:
                 return self._disagree("VersionError", "version", version, process, publish.version)
             if publish.digest != self.first.digest:
-                return self._disagree(
-                    "ManifestError", "manifest", self.first.digest, process, publish.digest
-                )
+                return self._differ(process, publish)
             if publish.wait != wait:
                 return self._disagree("SyncError", "wait", wait, process, publish.wait)
         if newest is not None and version <= newest:
@@ -80,6 +84,23 @@ class PublishCall:
     ) -> Outcome:
         text = f"process {min(self.publishes)} has {what} {first!r}, process {process} {other!r}"
         return Outcome(error, f"the trainer's processes disagree: {text}", None)
+
+    def _differ(self, process: int, publish: Publish) -> Outcome:
+        # Not before it is needed: the coordinator starts without NumPy.
+        from tpu_sync_rl.manifest import Manifest, changes
+
+        try:
+            ours, theirs = (Manifest.decode(p.manifest or b"") for p in (self.first, publish))
+        except ValueError:
+            return self._disagree(
+                "ManifestError", "manifest", self.first.digest, process, publish.digest
+            )
+        text = (
+            f"process {min(self.publishes)} and process {process} of the trainer differ: "
+            f"{'; '.join(changes(ours, theirs))}. What each process holds for itself has no one "
+            "global value; make it global: jax.device_put(x, NamedSharding(mesh, P()))"
+        )
+        return Outcome("ManifestError", text, None)
 
     @property
     def manifest(self) -> bytes | None:
@@ -146,10 +167,10 @@ class PublishCall:
                 )
         return "; ".join(texts)
 
-    def decide(self, outcome: Outcome, replicas: Iterable[Replica]) -> PublishOutcome:
+    def decide(self, outcome: Outcome, replicas: Iterable[Replica], now: float) -> PublishOutcome:
         """Decides the call, for good; `replicas` are those of the job at this moment."""
         replicas = [replica for replica in replicas if replica.ended is None]
-        seconds: dict[str, float] = {}
+        seconds = {"total": now - self._began}
         for publish in self.publishes.values():
             for stage, spent_s in publish.seconds.items():
                 seconds[stage] = max(spent_s, seconds.get(stage, 0.0))

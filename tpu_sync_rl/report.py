@@ -18,7 +18,7 @@ class Report:
         wire_nbytes: bytes that crossed data connections, to all replicas of a trainer.
         seconds: per stage, the longest of the program's processes; "total" is the whole call on a
             trainer and the whole transfer on a sampler.
-        rails: bytes received per rail.
+        rails: bytes received per rail; in a trainer's `local`, sent since the report before.
         replicas: per replica the version that it has prepared, None for none yet.
         lost: replicas that were lost during the call.
         refused: replicas whose manifest does not fit, with every difference.

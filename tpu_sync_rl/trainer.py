@@ -2,6 +2,8 @@
 
 import threading
 import time
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +16,7 @@ from tpu_sync_rl.calls import GRACE_S, Call, Calls
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError, VersionError
-from tpu_sync_rl.manifest import Manifest, match
+from tpu_sync_rl.manifest import Manifest, changes
 from tpu_sync_rl.messages import (
     Address,
     Announced,
@@ -33,39 +35,9 @@ from tpu_sync_rl.pins import PinnedVersions, wait_until_computed
 from tpu_sync_rl.process_stats import combined
 from tpu_sync_rl.rails import Listener
 from tpu_sync_rl.report import Report
+from tpu_sync_rl.sync_handle import SyncHandle
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Exporter
-
-
-class SyncHandle:
-    """A published version whose way to the samplers is still under way."""
-
-    def __init__(
-        self, session: "TrainerSession", call: Call[PublishOutcome], version: int, deadline: float
-    ) -> None:
-        self._session = session
-        self._call = call
-        self._deadline = deadline
-        self.version = version
-
-    def done(self) -> bool:
-        """Whether `result` would return or raise at once. Never blocks."""
-        return self._session._calls.is_over(self._call)
-
-    def result(self, timeout: float | None = None) -> Report:
-        """Waits until every live replica has prepared the version, and reports.
-
-        Args:
-            timeout: seconds; None for what is left of the call's own.
-
-        Raises:
-            SyncTimeoutError: lists which replica lacks what; the version stays announced.
-            SyncError: the call ended in another way, in all processes of the program alike.
-        """
-        soon = time.monotonic() + checked_timeout(timeout, float("inf"))
-        if soon < self._deadline and self._session._calls.wait(self._call, soon) is None:
-            raise SyncTimeoutError(f"version {self.version} is still on its way to samplers")
-        return self._session._finish(self._call, self.version, self._deadline)
 
 
 class TrainerSession:
@@ -104,6 +76,7 @@ class TrainerSession:
         self._manifest_known = False  # to the coordinator, since this process joined it
         self._resolver = AliasResolver()
         self._exporter: Exporter | None = None
+        self._local_nbytes = 0  # of this process's shards
         self._pins: PinnedVersions | None = None
         self._closed = False
         self._trace = Trace(
@@ -162,10 +135,11 @@ class TrainerSession:
         if not self._one_at_a_time.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
             raise SyncTimeoutError("another sync_weights of this session is still running")
         try:
-            call, version = self._publish(params, version, wait, deadline)
+            call, publish = self._publish(params, version, wait, deadline)
             if wait is None:
-                return SyncHandle(self, call, version, deadline)
-            return self._finish(call, version, deadline)
+                finish = partial(self._finish, call, publish, deadline)
+                return SyncHandle(self._calls, call, publish.version, deadline, finish)
+            return self._finish(call, publish, deadline)
         finally:
             self._one_at_a_time.release()
 
@@ -240,7 +214,7 @@ class TrainerSession:
 
     def _publish(
         self, params: Any, wanted: int | None, wait: str | None, deadline: float
-    ) -> tuple[Call[PublishOutcome], int]:
+    ) -> tuple[Call[PublishOutcome], Publish]:
         self._calls.raise_if_ended(self._next_call)
         call = self._calls.open(self._next_call)
         self._next_call += 1
@@ -257,7 +231,7 @@ class TrainerSession:
             raise
         finally:
             # A process that could not pin says so: the others of the program must not wait for it.
-            self._published[call.number] = Publish(
+            publish = self._published[call.number] = Publish(
                 call=call.number,
                 version=version,
                 digest="" if self._manifest is None else self._manifest.digest,
@@ -270,7 +244,7 @@ class TrainerSession:
                 text="" if failure is None else str(failure),
             )
             self._send_publish(call.number)
-        return call, version
+        return call, publish
 
     def _send_publish(self, call: int) -> None:
         publish = self._published[call]
@@ -286,15 +260,14 @@ class TrainerSession:
         aliases = self._resolver.resolve(params)
         if self._manifest is None:
             self._manifest = aliases.manifest
-            self._exporter = Exporter(
-                aliases.directory(), peer_timeout_s=self._options.peer_timeout_s
-            )
+            shards = aliases.directory()
+            self._local_nbytes = shards.nbytes
+            self._exporter = Exporter(shards, peer_timeout_s=self._options.peer_timeout_s)
             self._pins = PinnedVersions(self._exporter, self._client.send)
         elif aliases.manifest.digest != self._manifest.digest:
-            _, differences = match(self._manifest, aliases.manifest)
             raise ManifestError(
                 "the params differ from those of the first sync_weights of this session: "
-                + ("; ".join(differences) or "their shardings have changed")
+                + "; ".join(changes(self._manifest, aliases.manifest))
             )
         assert self._pins is not None
         if not self._pins.wait_for_room(deadline):
@@ -307,33 +280,40 @@ class TrainerSession:
         self._trace.stages(version, began, seconds.items())
         return seconds
 
-    def _finish(self, call: Call[PublishOutcome], version: int, deadline: float) -> Report:
+    def _finish(self, call: Call[PublishOutcome], publish: Publish, deadline: float) -> Report:
         decided = self._calls.wait(
             call, deadline, past_deadline=lambda: self._client.send(GiveUp(call.number))
         )
         if decided is None:
             raise SyncTimeoutError(
-                f"version {version}: nobody decided this call in time; {self._client.state}"
+                f"version {publish.version}: nobody decided this call in time; {self._client.state}"
             )
         if decided.outcome.error:
             raise errors.by_name(decided.outcome.error)(decided.outcome.text)
-        return self._report(version, decided)
+        return self._report(publish, decided)
 
-    def _report(self, version: int, decided: PublishOutcome) -> Report:
-        assert self._manifest is not None
-        received = combined(
-            [stats for status in decided.replicas.values() for stats in status.stats]
-        )
-        return Report(
-            version=version,
+    def _report(self, publish: Publish, decided: PublishOutcome) -> Report:
+        assert self._manifest is not None and self._exporter is not None
+        received = combined([x for status in decided.replicas.values() for x in status.stats])
+        sent = self._exporter.sent_nbytes()
+        local = Report(
+            version=publish.version,
             incarnation=self.incarnation,
+            nbytes=self._local_nbytes,
+            wire_nbytes=sum(sent.values()),
+            seconds={**publish.seconds, "total": decided.seconds["total"]},
+            rails=sent,
+            replicas={name: status.version for name, status in decided.replicas.items()},
+            lost=tuple(decided.lost),
+            refused=decided.refused,
+        )
+        return replace(
+            local,
             nbytes=self._manifest.nbytes,
             wire_nbytes=received.wire_nbytes,
             seconds=decided.seconds,
             rails=received.rails,
-            replicas={name: status.version for name, status in decided.replicas.items()},
-            lost=tuple(decided.lost),
-            refused=decided.refused,
+            local=local,
         )
 
     # --- what comes in, on other threads
@@ -347,6 +327,7 @@ class TrainerSession:
             straggler_timeout_s=self._straggler_timeout_s,
             pinned=[] if self._pins is None else self._pins.versions,
             call=min(self._calls.numbers(), default=self._next_call),
+            outcomes=self._calls.decisions(),
         )
 
     def _on_message(self, message: FromCoordinator) -> None:

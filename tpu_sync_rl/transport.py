@@ -72,6 +72,7 @@ class Exporter:
             shards.num_leaves,
         )
         self._native = _native.Exporter(directory, num_workers, MAX_CHUNK_NBYTES, peer_timeout_s)
+        self._sent_before: dict[str, int] = {}
 
     def publish(
         self, version: int, addresses: NDArray[np.uint64], strides: NDArray[np.int64]
@@ -118,6 +119,12 @@ class Exporter:
     def stats(self) -> _Counters:
         """Counters of each rail since the start: nbytes, num_chunks, num_lost and more."""
         return self._native.stats()
+
+    def sent_nbytes(self) -> dict[str, int]:
+        """Bytes that were sent over each rail since this was asked last."""
+        sent = {rail: int(counters["nbytes"]) for rail, counters in self.stats().items()}
+        before, self._sent_before = self._sent_before, sent
+        return {rail: nbytes - before.get(rail, 0) for rail, nbytes in sent.items()}
 
     def close(self) -> None:
         """Closes every connection and ends the threads. May be called twice."""
