@@ -62,7 +62,7 @@ class Program:
                 )
 
     def results(self, timeout_s: float = 120.0) -> list[Any]:
-        """What the role returned in each process; fails with the log of one that did not end well."""
+        """What the role returned in each process; fails with the log of one that failed."""
         deadline = time.monotonic() + timeout_s
         for index, process in enumerate(self.processes):
             try:

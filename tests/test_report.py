@@ -33,8 +33,8 @@ def test_is_plain_json():
 
 
 def test_processes_of_a_program_have_equal_reports():
-    assert REPORT == replace(REPORT, local=replace(OWN, wire_nbytes=7))
-    assert REPORT != replace(REPORT, lost=())
+    assert replace(REPORT, local=replace(OWN, wire_nbytes=7)) == REPORT
+    assert replace(REPORT, lost=()) != REPORT
 
 
 def test_is_frozen_and_speed_needs_time():
