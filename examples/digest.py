@@ -34,9 +34,9 @@ def _local_sum(leaf: jax.Array) -> int:
     total = 0
     for shard in leaf.addressable_shards:
         if shard.replica_id == 0:
-            bits = np.asarray(shard.data).view(f"u{leaf.dtype.itemsize}").astype(np.uint64)
-            weights = _mix(_positions(leaf.shape, shard.index))
-            total += int(((bits + np.uint64(1)) * weights).sum(dtype=np.uint64))
+            bits = np.asarray(shard.data).reshape(-1).view(f"u{leaf.dtype.itemsize}")
+            weights = _mix(_positions(leaf.shape, shard.index).reshape(-1))
+            total += int(((bits.astype(np.uint64) + np.uint64(1)) * weights).sum(dtype=np.uint64))
     return total % 2**64
 
 
