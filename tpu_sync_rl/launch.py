@@ -6,8 +6,8 @@
     python -m tpu_sync_rl.launch --role=sampler --coordinator=10.0.0.2:8476 --replica=sampler-0
 
 On this machine it exits with 0 only if every version was proved bit-equal on every sampler, all
-samplers ended on the last one, and the reward rose. A role prints its events to stdout, one JSON
-object a line.
+samplers ended on the last one, and the reward rose. A role prints its events to stdout, each a line
+with a JSON object.
 """
 
 import json
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from tpu_sync_rl import flags as tsr_flags
 from tpu_sync_rl.child_programs import end_with_stdin
@@ -46,7 +46,9 @@ flags.DEFINE_bool(
 flags.DEFINE_integer("trainer_processes", 2, "Processes of the trainer program.", 1)
 flags.DEFINE_integer("trainer_devices", 2, "CPU devices of each trainer process.", 1)
 flags.DEFINE_integer("sampler_devices", 2, "CPU devices of each sampler replica.", 1)
-flags.DEFINE_float("time_limit", 600, "Seconds after which everything is ended.", 1)
+flags.DEFINE_float(
+    "time_limit", 600, "Seconds that all of it may take; of a role, that one wait may take.", 1
+)
 flags.DEFINE_string("json", None, "File for the numbers of the run.")
 flags.DEFINE_string("logs", None, "Folder for the programs' logs; default: a temporary one.")
 
@@ -103,7 +105,12 @@ def main(argv: list[str]) -> int:
     if (FLAGS.resume or FLAGS.from_checkpoint) and FLAGS.checkpoint_dir is None:
         raise app.UsageError("--resume and --from_checkpoint need --checkpoint_dir")
     if FLAGS.role is not None:
-        run_role(FLAGS.role)
+        if not FLAGS.coordinator:
+            raise app.UsageError("--role needs --coordinator=host:port")
+        if FLAGS.role == "sampler" and not FLAGS.replica:
+            raise app.UsageError("--role=sampler needs --replica=NAME, unique within the job")
+        place = process_place(os.environ, FLAGS.process_index, FLAGS.process_count)
+        run_role(FLAGS.role, *place)
         return 0
     return run_local_job(
         LocalJob(
@@ -161,12 +168,14 @@ def process_place(
     return index, count
 
 
-def run_role(role: str) -> None:
-    """Is one process of a trainer, or of a sampler replica; returns when the job has ended."""
+def run_role(role: str, index: int, count: int) -> None:
+    """Is process `index` of the `count` of a trainer or of a replica, until the job has ended."""
     if FLAGS.end_with_stdin:
         end_with_stdin()
+    if not FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # JAX and Orbax tell each of their steps at INFO.
     try:
-        _run_role(role)
+        _run_role(role, index, count)
     except Exception:
         # Past the exit handlers: jax.distributed's would wait for the program's other processes.
         traceback.print_exc()
@@ -174,15 +183,12 @@ def run_role(role: str) -> None:
         os._exit(1)
 
 
-def _run_role(role: str) -> None:
+def _run_role(role: str, index: int, count: int) -> None:
     import jax
 
     import tpu_sync_rl as tsr
     from tpu_sync_rl.examples import rl_loop
 
-    if not FLAGS.coordinator:
-        raise app.UsageError("--role needs --coordinator=host:port")
-    index, count = process_place(os.environ, FLAGS.process_index, FLAGS.process_count)
     if count > 1:
         jax.distributed.initialize(FLAGS.jax_coordinator, count, index)
     host, port = split_address(FLAGS.coordinator)
@@ -204,8 +210,6 @@ def _run_role(role: str) -> None:
             _print_event,
         )
     else:
-        if not FLAGS.replica:
-            raise app.UsageError("--role=sampler needs --replica, unique within the job")
         rl_loop.run_sampler(
             rl_loop.SamplerConfig(
                 connect=tsr_flags.connect_options(tsr.connect_sampler),
