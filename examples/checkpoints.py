@@ -29,6 +29,12 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         self._manager = ocp.CheckpointManager(os.path.abspath(folder), options=options)
 
+    @property
+    def last_version(self) -> int | None:
+        """The version of the last checkpoint, None where there is none."""
+        version = self._manager.latest_step()
+        return None if version is None else int(version)
+
     def save(self, state: TrainingState) -> None:
         """Writes `state` and returns when it is on disk."""
         self._manager.save(
@@ -46,7 +52,7 @@ class Checkpoints:
         Raises:
             FileNotFoundError: there is no checkpoint.
         """
-        version = self._last_version()
+        version = self._needed_version()
         loaded = self._manager.restore(
             version,
             args=ocp.args.Composite(
@@ -63,12 +69,11 @@ class Checkpoints:
         Raises:
             FileNotFoundError: there is no checkpoint.
         """
-        version = self._last_version()
+        version = self._needed_version()
         args = ocp.args.Composite(params=ocp.args.StandardRestore(like))
         return version, self._manager.restore(version, args=args).params
 
-    def _last_version(self) -> int:
-        version = self._manager.latest_step()
-        if version is None:
+    def _needed_version(self) -> int:
+        if self.last_version is None:
             raise FileNotFoundError(f"no checkpoint in {self._manager.directory}")
-        return int(version)
+        return self.last_version

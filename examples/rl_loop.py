@@ -93,6 +93,8 @@ def run_trainer(config: TrainerConfig, emit: Emit) -> None:
     version, once all samplers have answered with it.
 
     Raises:
+        FileNotFoundError: there is no checkpoint to resume from.
+        FileExistsError: there are checkpoints, and it shall not resume.
         RuntimeError: a sampler's params differ from the trainer's; names the keys.
         TimeoutError: rollouts did not come.
     """
@@ -112,47 +114,17 @@ def run_trainer(config: TrainerConfig, emit: Emit) -> None:
         shapes = params_shape, jax.eval_shape(optimizer.init, params_shape)
         shardings = fsdp_shardings(mesh, shapes)
         train_step = make_train_step(graphdef, shardings)
-        to_sampler_dtype = jax.jit(
-            lambda tree: jax.tree.map(lambda x: x.astype(SAMPLER_DTYPE), tree)
-        )
         checkpoints = Checkpoints(config.checkpoint_dir) if config.checkpoint_dir else None
         state = _first_state(config, checkpoints, shapes, shardings)
         if server is not None and state.rewards:
             emit({"event": "resume", "version": state.version, "rewards": state.rewards})
 
         while True:
-            version, params, opt_state, past_rewards = state
-            jax.block_until_ready(params)  # So that the time of the sync is its own.
-            began = time.perf_counter()
-            report = tsr.sync_weights(params, to=session, version=version, wait="committed")
-            sync_s = time.perf_counter() - began
-            digests = digest_params(to_sampler_dtype(params))
-
-            replies: list[Rollouts] = []
-            if server is not None:
-                replies = server.collect(version, config.num_replicas, config.timeout_s)
-            batch, reward = _share_batch(replies, config.num_replicas)
-            differing = _differing(digests, replies)
-            if server is not None:
-                emit(
-                    {
-                        "event": "version",
-                        "version": version,
-                        "reward": reward,
-                        "sync_s": sync_s,
-                        "nbytes": report.nbytes,
-                        "gbytes_per_s": report.wire_nbytes / sync_s / 1e9,
-                        "samplers": {reply.replica: reply.version for reply in replies},
-                        "differing": differing,
-                    }
-                )
-            if differing:
-                raise RuntimeError(f"version {version} is not bit-equal on {', '.join(differing)}")
-            if version >= config.steps:
+            batch, reward = _publish(state, session, server, config, emit)
+            if state.version >= config.steps:
                 return
-
-            params, opt_state = train_step(params, opt_state, _place(batch, mesh))
-            state = TrainingState(version + 1, params, opt_state, [*past_rewards, reward])
+            params, opt_state = train_step(state.params, state.opt_state, _place(batch, mesh))
+            state = TrainingState(state.version + 1, params, opt_state, [*state.rewards, reward])
             if checkpoints is not None and state.version % config.checkpoint_every == 0:
                 checkpoints.save(state)
 
@@ -194,6 +166,7 @@ def run_sampler(config: SamplerConfig, emit: Emit) -> None:
             if jax.process_index() == 0:
                 rollouts = Rollouts(
                     replica=replica,
+                    incarnation=update.incarnation,
                     version=update.version,
                     digests=digests,
                     prompts=prompts.tobytes(),
@@ -209,13 +182,18 @@ def _first_state(
     """The last checkpoint's state if the trainer shall resume, else a fresh one."""
     if config.resume:
         if checkpoints is None:
-            raise ValueError("--resume needs --checkpoint_dir")
+            raise ValueError("resume needs a checkpoint_dir")
         like = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,
             shardings,
         )
         return checkpoints.load_state(*like)
+    if checkpoints is not None and checkpoints.last_version is not None:
+        raise FileExistsError(
+            f"{config.checkpoint_dir} has checkpoints: resume from the last one (--resume), or "
+            "take another folder"
+        )
 
     def fresh() -> tuple[Any, Any]:
         params = init_params(config.seed)
@@ -223,6 +201,51 @@ def _first_state(
 
     params, opt_state = jax.jit(fresh, out_shardings=shardings)()
     return TrainingState(0, params, opt_state, [])
+
+
+def _publish(
+    state: TrainingState,
+    session: tsr.TrainerSession,
+    server: RolloutServer | None,
+    config: TrainerConfig,
+    emit: Emit,
+) -> tuple[Batch, float]:
+    """Brings the params to all samplers, and proves it; returns their answers and mean reward."""
+    jax.block_until_ready(state.params)  # So that the time of the sync is its own.
+    began = time.perf_counter()
+    report = tsr.sync_weights(state.params, to=session, version=state.version, wait="committed")
+    sync_s = time.perf_counter() - began
+    digests = digest_params(_to_sampler_dtype(state.params))
+
+    replies: list[Rollouts] = []
+    if server is not None:
+        replies = server.collect(
+            report.incarnation, report.version, config.num_replicas, config.timeout_s
+        )
+    batch, reward = _share_batch(replies, config.num_replicas)
+    differing = _differing(digests, replies)
+    if server is not None:
+        emit(
+            {
+                "event": "version",
+                "version": report.version,
+                "reward": reward,
+                "sync_s": sync_s,
+                "nbytes": report.nbytes,
+                "gbytes_per_s": report.wire_nbytes / sync_s / 1e9,
+                "samplers": {reply.replica: reply.version for reply in replies},
+                "differing": differing,
+            }
+        )
+    if differing:
+        raise RuntimeError(f"version {report.version} is not bit-equal on {', '.join(differing)}")
+    return batch, reward
+
+
+@jax.jit
+def _to_sampler_dtype(params: Any) -> Any:
+    """The cast that sync does too, done by JAX."""
+    return jax.tree.map(lambda leaf: leaf.astype(SAMPLER_DTYPE), params)
 
 
 def _share_batch(replies: list[Rollouts], num_replicas: int) -> tuple[Batch, float]:

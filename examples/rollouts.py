@@ -27,6 +27,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         replica: name of the replica.
+        incarnation: of the trainer that published the params.
         version: of the params that gave these answers.
         digests: per key, of the params as the replica received them.
         prompts: int32 digits, row-major `[batch, LENGTH]`; each prompt stands once per answer.
@@ -35,6 +36,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     replica: str
+    incarnation: str
     version: int
     digests: dict[str, int]
     prompts: bytes
@@ -83,19 +85,25 @@ class RolloutServer:
         self.address = f"{address.rpartition(':')[0]}:{port}"
         self._server.start()
 
-    def collect(self, version: int, num_replicas: int, timeout_s: float) -> list[Rollouts]:
-        """Waits for the rollouts of `version` of that many replicas; sorted by replica.
+    def collect(
+        self, incarnation: str, version: int, num_replicas: int, timeout_s: float
+    ) -> list[Rollouts]:
+        """Waits for the rollouts of a version from that many replicas; sorted by replica.
 
         Raises:
             TimeoutError: says which replicas have come.
         """
 
         def come() -> list[Rollouts]:
-            return [r for _, r in sorted(self._newest.items()) if r.version == version]
+            return [
+                rollouts
+                for _, rollouts in sorted(self._newest.items())
+                if (rollouts.incarnation, rollouts.version) == (incarnation, version)
+            ]
 
         with self._arrived:
             if not self._arrived.wait_for(lambda: len(come()) >= num_replicas, timeout_s):
-                names = ", ".join(r.replica for r in come()) or "none"
+                names = ", ".join(rollouts.replica for rollouts in come()) or "none"
                 raise TimeoutError(
                     f"rollouts of version {version}: expected {num_replicas} replicas, got {names}"
                 )
