@@ -9,11 +9,22 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl import app, flags
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from programs import free_port
 
+import tpu_sync_rl as tsr
 from tpu_sync_rl import launch
+from tpu_sync_rl.examples.digest import digest_params
+from tpu_sync_rl.examples.grpo import GROUP
+from tpu_sync_rl.examples.policy import abstract_policy
+from tpu_sync_rl.examples.rl_loop import PROMPTS_PER_REPLICA
+from tpu_sync_rl.examples.rollouts import Rollouts, submit_rollouts
+from tpu_sync_rl.examples.sorting_task import LENGTH
 
 ROOT = Path(__file__).parents[1]
 PREFIX = [sys.executable, "-m", "tpu_sync_rl.launch"]
@@ -136,13 +147,63 @@ def test_roles_find_each_other_and_a_replica_of_two_processes_starts_from_a_chec
     assert events[-1]["differing"] == []
 
 
-def test_failing_child_fails_the_job_and_its_error_is_shown(folder):
-    (folder / "empty").mkdir()
-    failed = run(folder, "--resume", "--checkpoint_dir=empty", "--json=failed.json")
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--resume", "--checkpoint_dir=empty"], "FileNotFoundError: no checkpoint in"),
+        (["--checkpoint_dir=checkpoints"], "FileExistsError: .*checkpoints has checkpoints"),
+    ],
+)
+def test_failing_child_fails_the_job_and_its_error_is_shown(folder, first_run, arguments, error):
+    failed = run(folder, *arguments, "--trainer_processes=1", "--json=failed.json")
     assert failed.returncode == 1
-    assert "failed with exit status 1" in failed.stderr
-    assert "FileNotFoundError: no checkpoint in" in failed.stderr
+    assert "trainer-0 failed with exit status 1" in failed.stderr
+    assert re.search(error, failed.stderr)
     assert json.loads((folder / "failed.json").read_text())["versions"] == 0
+
+
+def test_sampler_that_ran_other_bits_fails_the_trainer(tmp_path):
+    rollouts_address = f"127.0.0.1:{free_port()}"
+    command = [*PREFIX, "--role=trainer", "--sampler_replicas=1"]
+    command += ["--coordinator=127.0.0.1:0", f"--rollouts={rollouts_address}"]
+    sharding = NamedSharding(Mesh(jax.devices()[:2], ("tp",)), PartitionSpec())
+    like = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=sharding),
+        abstract_policy()[1],
+    )
+    digits = np.zeros((PROMPTS_PER_REPLICA * GROUP, LENGTH), np.int32)
+    with (
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(TSR_TOKEN="t"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as trainer,
+        ended(trainer),
+    ):
+        start = json.loads(trainer.stdout.readline())
+        with tsr.connect_sampler(
+            coordinator=start["coordinator"], replica="odd", like=like, cast=True, token="t"
+        ) as session:
+            update = session.sync_weights(timeout=60)
+            digests = digest_params(update.params)
+            digests["head/kernel/value"] ^= 1
+            rollouts = Rollouts(
+                replica="odd",
+                incarnation=update.incarnation,
+                version=update.version,
+                digests=digests,
+                prompts=digits.tobytes(),
+                answers=digits.tobytes(),
+                logprobs=digits.astype(np.float32).tobytes(),
+            )
+            submit_rollouts(rollouts_address, b"t", rollouts, 60)
+            events, errors = trainer.communicate(timeout=60)
+    assert trainer.returncode == 1
+    assert json.loads(events)["differing"] == ["odd: head/kernel/value"]
+    assert "version 0 is not bit-equal on odd: head/kernel/value" in errors
 
 
 def test_ctrl_c_ends_the_job(folder):

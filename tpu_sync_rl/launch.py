@@ -95,6 +95,8 @@ _SHARED = (
     "time_limit",
 )
 
+_INTERRUPTED = 130  # The exit status that shells know for Ctrl-C.
+
 
 def main(argv: list[str]) -> int:
     """Runs what the flags say; returns the exit status."""
@@ -176,11 +178,10 @@ def run_role(role: str, index: int, count: int) -> None:
         logging.set_verbosity(logging.WARNING)  # JAX and Orbax tell each of their steps at INFO.
     try:
         _run_role(role, index, count)
-    except Exception:
-        # Past the exit handlers: jax.distributed's would wait for the program's other processes.
+    except BaseException as error:
         traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(1)
+        # Past the exit handlers: jax.distributed's would wait for the program's other processes.
+        os._exit(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def _run_role(role: str, index: int, count: int) -> None:
@@ -229,7 +230,7 @@ def _entry_point() -> None:
     try:
         app.run(main)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":
