@@ -29,10 +29,11 @@ class Trace:
         self._lock = threading.Lock()
         self._file = None
         self._process = process
+        self._separator = "\n"
         if path is not None:
             own = Path(path) if process == 0 else Path(f"{os.fspath(path)}.{process}")
             self._file = own.open("w", buffering=1)
-            self._file.write("[\n")
+            self._file.write("[")
             self._write("process_name", "M", args={"name": f"{name}, process {process}"})
 
     def stages(self, version: int, began_s: float, seconds: Iterable[tuple[str, float]]) -> None:
@@ -55,10 +56,12 @@ class Trace:
         """Ends the file. Idempotent."""
         with self._lock:
             if self._file is not None and not self._file.closed:
+                self._file.write("\n]\n")
                 self._file.close()
 
     def _write(self, name: str, phase: str, **fields: object) -> None:
         event = {"name": name, "ph": phase, "pid": self._process, "tid": 0, **fields}
         with self._lock:
             if self._file is not None and not self._file.closed:
-                self._file.write(json.dumps(event) + ",\n")
+                self._file.write(self._separator + json.dumps(event))
+                self._separator = ",\n"
