@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tpu_sync_rl as tsr
+from tpu_sync_rl import rails
 
 pytestmark = pytest.mark.end_to_end
 
@@ -44,8 +45,8 @@ def trainer() -> Iterator[tsr.TrainerSession]:
 
 
 def connect(trainer: tsr.TrainerSession, replica: str = "sampler-0", **options):
-    options = {"like": oracle.like(SPECS, SAMPLER), "timeout": 20, **options}
-    return tsr.connect_sampler(coordinator=trainer.coordinator, replica=replica, **options)
+    options = {"replica": replica, "like": oracle.like(SPECS, SAMPLER), "timeout": 20, **options}
+    return tsr.connect_sampler(coordinator=trainer.coordinator, **options)
 
 
 def publish(trainer: tsr.TrainerSession, version: int | None, **options):
@@ -381,3 +382,35 @@ def test_fencing_ends_a_publish_that_waits_for_a_pin(trainer, pool):
             pytest.raises(tsr.VersionError, match="newer incarnation"),
         ):
             waiting.result(10)
+
+
+def test_closing_a_sampler_does_not_wait_for_its_dialling(trainer, monkeypatch):
+    dialled, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def dial(*_: object, **__: object) -> int:
+        dialled.set()
+        release.wait(20)
+        ended.set()
+        raise tsr.PeerLostError("as the test wants it")
+
+    monkeypatch.setattr(rails, "dial", dial)
+    with connect(trainer):
+        publish(trainer, 1, wait=None)
+        assert dialled.wait(20)
+    assert not ended.is_set()
+    release.set()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rename": 3}, {"max_generations": 1}, {"max_generations": 2.5}, {"replica": ""}]
+)
+def test_options_of_a_sampler_are_checked(trainer, wrong):
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        connect(trainer, **wrong)
+
+
+def test_version_stays_within_64_bits(trainer):
+    params = oracle.params(SPECS, TRAINER, 1)
+    assert tsr.sync_weights(params, to=trainer, version=2**63 - 1).version == 2**63 - 1
+    with pytest.raises(ValueError, match="version must be from 0 to 2"):
+        tsr.sync_weights(params, to=trainer)

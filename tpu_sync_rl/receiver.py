@@ -30,6 +30,7 @@ from tpu_sync_rl.transport import Fetcher
 
 _POLL_S = 0.1
 _REDIAL_S = 0.5
+_GOODBYE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,15 @@ class Receiver:
         self._commands.put(message)
 
     def close(self) -> None:
-        """Stops receiving, and lets go of what was prepared and not taken."""
+        """Stops receiving, and lets go of what was prepared and not taken.
+
+        Where a trainer that has stopped is being dialled, the thread ends some seconds later.
+        """
         with self._changed:
             self._closed = True
             self._prepared = None
         self._commands.put(None)
-        self._thread.join()
+        self._thread.join(_GOODBYE_S)
 
     def _run(self) -> None:
         while (message := self._commands.get()) is not None and not self._closed:
