@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -202,7 +202,9 @@ def connect_sampler(
     )
     if not isinstance(replica, str) or not 0 < len(replica) <= 200:
         raise ValueError(f"replica must be a name of 1 to 200 characters, not {replica!r}")
-    if isinstance(max_generations, bool) or not max_generations >= 2:
+    if rename is not None and not isinstance(rename, Mapping) and not callable(rename):
+        raise TypeError(f"rename must be a mapping or a callable, not {rename!r}")
+    if not isinstance(max_generations, int) or max_generations < 2:
         raise ValueError(f"max_generations must be an int, 2 or more, not {max_generations!r}")
     split_address(coordinator)
     session = SamplerSession(
