@@ -202,7 +202,7 @@ class TrainerSession:
         undecided = [x.version for x in list(self._published.values()) if not x.error]
         last = max(self._newest_version, *undecided, -1)
         if version is None:
-            return max(last, 0) + 1
+            version = max(last, 0) + 1
         if isinstance(version, bool) or not hasattr(version, "__index__"):
             raise TypeError(f"version must be an int, not {version!r}")
         version = version.__index__()
