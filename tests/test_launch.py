@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import app, flags
+from absl.testing import flagsaver
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from programs import free_port
 
@@ -155,7 +156,7 @@ def test_roles_find_each_other_and_a_replica_of_two_processes_starts_from_a_chec
     ],
 )
 def test_failing_child_fails_the_job_and_its_error_is_shown(folder, first_run, arguments, error):
-    failed = run(folder, *arguments, "--trainer_processes=1", "--json=failed.json")
+    failed = run(folder, *arguments, "--trainer_processes=1", "--json=failed.json", "--logs=failed")
     assert failed.returncode == 1
     assert "trainer-0 failed with exit status 1" in failed.stderr
     assert re.search(error, failed.stderr)
@@ -233,6 +234,18 @@ def test_wrong_flags_are_refused(tmp_path, arguments, error):
     refused = run(tmp_path, *arguments)
     assert refused.returncode == 1
     assert re.search(error, refused.stdout + refused.stderr)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda p: p.name)
+def test_configs_name_flags_and_values_that_there_are(path):
+    saved = flagsaver.save_flag_values()
+    try:
+        flags.FLAGS.unparse_flags()
+        flags.FLAGS(["program", "--coordinator=10.0.0.2:8476"])
+        launch.apply_config(path, flags.FLAGS)
+        assert flags.FLAGS.tsr_coordinator == "10.0.0.2:8476"
+    finally:
+        flagsaver.restore_flag_values(saved)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@
 
 On this machine it exits with 0 only if every version was proved bit-equal on every sampler, all
 samplers ended on the last one, and the reward rose. A role prints its events to stdout, each a line
-with a JSON object.
+with a JSON object. The options of the sessions are the --tsr_ flags, which --helpfull lists.
 """
 
 import json
