@@ -100,7 +100,7 @@ def run_local_job(job: LocalJob) -> int:
         print("\n".join(failed), file=sys.stderr)
         return 1
     if job.log_dir is None:
-        shutil.rmtree(log_dir)
+        shutil.rmtree(log_dir, ignore_errors=True)
     print(
         f"{summary['versions']} versions, each proved bit-equal on {job.sampler_replicas} "
         f"samplers; reward {summary['reward_first']:.3f} -> {summary['reward_last']:.3f}; "
