@@ -599,3 +599,14 @@ def test_trainer_that_leaves_without_closing_does_not_end_the_job(world):
     publish(world.trainer("B"), 0, 1)
     admit(sampler)
     assert sampler[0].last(Fetch).held == Held("B", 1)
+
+
+def test_job_does_not_end_before_every_process_of_the_trainer_has_joined(world):
+    first, second = (Trainer(world, "A", process, 2) for process in range(2))
+    first.join()
+    close([first])
+    assert not first.all(JobClosed)
+    second.join()
+    assert not first.all(JobClosed)
+    close([second])
+    assert first.all(JobClosed) and second.all(JobClosed)

@@ -252,7 +252,9 @@ class Incarnation(Program):
 
     def is_over(self, replicas: Collection[Replica], now: float) -> bool:
         """Whether all processes want the job to end, and samplers have what they can get."""
-        if not self.members or not self.members.keys() <= self._close_by.keys():
+        # A process that has not joined yet would find nobody.
+        ended = self._close_by.keys() | self.left | self.lost_at.keys()
+        if not self.members or len(ended) < self.process_count:
             return False
         if now >= max(self._close_by[process] for process in self.members):
             return True
