@@ -414,3 +414,16 @@ def test_version_stays_within_64_bits(trainer):
     assert tsr.sync_weights(params, to=trainer, version=2**63 - 1).version == 2**63 - 1
     with pytest.raises(ValueError, match="version must be from 0 to 2"):
         tsr.sync_weights(params, to=trainer)
+
+
+def test_last_version_of_an_ended_job_is_not_newer_than_it_is():
+    with tsr.connect_trainer(timeout=20, min_replicas=1) as trainer:
+        sampler = connect(trainer)
+        publish(trainer, 1)
+        trainer.close(timeout=0)
+    with sampler:
+        with pytest.raises(tsr.JobEndedError, match="after version 1.*min_version=7 will not come"):
+            sampler.sync_weights(min_version=7)
+        assert sampler.sync_weights(min_version=1).version == 1
+        with pytest.raises(tsr.JobEndedError):
+            sampler.sync_weights()

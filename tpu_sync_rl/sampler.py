@@ -218,12 +218,21 @@ class SamplerSession:
                 f"no version for replica {self._replica!r} in time: nobody decided the call; "
                 f"{self._client.state}"
             )
+        self._check_last(decided.outcome.held, take.min_version)
         update, error = self._applied(decided)
         self._next_call = number + 1
         self._client.send(Took(number))
         if error is not None:
             raise error
         return update
+
+    def _check_last(self, held: Held | None, min_version: int | None) -> None:
+        # Of a job that has ended, the last version was handed out before anybody asked for it.
+        if held is not None and min_version is not None and held.version < min_version:
+            raise JobEndedError(
+                f"the trainer has closed the job after version {held.version}, which is not yet "
+                f"taken here; min_version={min_version} will not come"
+            )
 
     def _applied(self, decided: SamplerOutcome) -> tuple[Update | None, Exception | None]:
         outcome = decided.outcome
