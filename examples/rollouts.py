@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -122,12 +121,7 @@ class RolloutServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.stop(grace=1).wait()
 
 

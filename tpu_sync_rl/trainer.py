@@ -4,7 +4,6 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -164,12 +163,7 @@ class TrainerSession:
     def __enter__(self) -> "TrainerSession":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
