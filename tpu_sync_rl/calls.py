@@ -1,10 +1,10 @@
 """The calls of a session, numbered alike in all its processes, and what the coordinator decided."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class Calls(Generic[T]):
             return call.outcome is not None or self._is_ended(call.number)
 
         with self._changed:
-            done = self._changed.wait_for(over, _left_s(deadline))
+            done = self._changed.wait_for(over, seconds_left(deadline))
         if not done and past_deadline is not None:
             past_deadline()
             with self._changed:
@@ -113,8 +113,3 @@ class Calls(Generic[T]):
         if self._end is not None and number >= self._end[0]:
             error = self._end[1]
             raise type(error)(*error.args)
-
-
-def _left_s(deadline: float) -> float:
-    # Not more than a lock can wait for.
-    return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)

@@ -6,10 +6,11 @@ import queue
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+from tpu_sync_rl.deadline import seconds_left
 
 _TAIL_LINES = 40
 
@@ -65,7 +66,7 @@ class ChildPrograms:
         ended = 0
         while ended < len(self._processes):
             try:
-                name, event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+                name, event = self._events.get(timeout=seconds_left(deadline))
             except queue.Empty:
                 raise ChildFailedError(self._overdue()) from None
             if event is not None:

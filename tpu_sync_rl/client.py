@@ -2,7 +2,6 @@
 
 import atexit
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -12,6 +11,7 @@ import grpc
 import msgspec
 
 from tpu_sync_rl import authentication, errors
+from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
 from tpu_sync_rl.messages import (
     MAX_MESSAGE_NBYTES,
@@ -115,10 +115,7 @@ class CoordinatorClient:
         atexit.register(self._at_exit)
         self._thread.start()
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._joined_once or self._over,
-                min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX),
-            )
+            self._changed.wait_for(lambda: self._joined_once or self._over, seconds_left(deadline))
             joined, refusal = self._joined_once, self._refusal
         if joined:
             return

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import is_loopback, join_address
 
@@ -108,7 +109,7 @@ def _child_environment(token: bytes) -> dict[str, str]:
 def _read_line(fd: int, deadline: float) -> str:
     """What the child writes until it closes its end; raises SyncError when that takes too long."""
     received = b""
-    while select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    while select.select([fd], [], [], seconds_left(deadline))[0]:
         piece = os.read(fd, 4096)
         if not piece:
             return received.decode().strip()

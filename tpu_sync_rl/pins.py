@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import jax
 
 from tpu_sync_rl.buffers import Aliases
+from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.messages import Pins, PinsKept
 from tpu_sync_rl.transport import Exporter
 
@@ -33,7 +33,7 @@ def wait_until_computed(params: Any, deadline: float) -> bool:
 
     threading.Thread(target=wait, name="tsr-computed", daemon=True).start()
     # A moment at least, so that params that are there pass whatever the deadline.
-    return ended.wait(min(max(_MOMENT_S, deadline - time.monotonic()), threading.TIMEOUT_MAX))
+    return ended.wait(max(_MOMENT_S, seconds_left(deadline)))
 
 
 class PinnedVersions:
@@ -64,9 +64,10 @@ class PinnedVersions:
 
     def wait_for_room(self, deadline: float) -> bool:
         """Waits until one more version may be pinned; False when `deadline` passed first."""
-        left_s = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
         with self._changed:
-            return self._changed.wait_for(lambda: len(self._pinned) < MAX_PINNED, left_s)
+            return self._changed.wait_for(
+                lambda: len(self._pinned) < MAX_PINNED, seconds_left(deadline)
+            )
 
     def pin(self, version: int, aliases: Aliases) -> None:
         """Makes `version` readable for sinks."""

@@ -11,6 +11,7 @@ import jax
 from tpu_sync_rl import errors
 from tpu_sync_rl.calls import GRACE_S, Calls
 from tpu_sync_rl.client import CoordinatorClient
+from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import JobEndedError, SyncError, SyncTimeoutError, VersionError
 from tpu_sync_rl.generations import GenerationPool
 from tpu_sync_rl.manifest import Rename
@@ -150,7 +151,7 @@ class SamplerSession:
                 raise TypeError(f"min_version must be an int or None, not {min_version!r}")
             min_version = min_version.__index__()
         deadline = time.monotonic() + timeout_s
-        if not self._one_at_a_time.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+        if not self._one_at_a_time.acquire(timeout=seconds_left(deadline)):
             raise SyncTimeoutError("another sync_weights of this session is still running")
         try:
             return self._sync(Take(self._next_call, min_version, wait, timeout_s), deadline)
@@ -281,7 +282,7 @@ class SamplerSession:
             case SamplerJoined():
                 self._receiver.sink = message.sink
                 for take, deadline in list(self._pending.values()):
-                    left_s = max(0.0, deadline - time.monotonic())
+                    left_s = seconds_left(deadline)
                     self._client.send(Take(take.call, take.min_version, take.wait, left_s))
             case TrainerUp() | Fetch() | Abandon():
                 self._receiver.on_message(message)

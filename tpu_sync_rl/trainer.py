@@ -14,6 +14,7 @@ from tpu_sync_rl.buffers import AliasResolver
 from tpu_sync_rl.calls import GRACE_S, Call, Calls
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
+from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError, VersionError
 from tpu_sync_rl.manifest import Manifest, changes
 from tpu_sync_rl.messages import (
@@ -129,9 +130,8 @@ class TrainerSession:
         """
         if wait not in ("received", "committed", None):
             raise ValueError(f"wait must be 'received', 'committed' or None, not {wait!r}")
-        timeout_s = checked_timeout(timeout, self._options.timeout_s)
-        deadline = time.monotonic() + timeout_s
-        if not self._one_at_a_time.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+        deadline = time.monotonic() + checked_timeout(timeout, self._options.timeout_s)
+        if not self._one_at_a_time.acquire(timeout=seconds_left(deadline)):
             raise SyncTimeoutError("another sync_weights of this session is still running")
         try:
             call, publish = self._publish(params, version, wait, deadline)
@@ -232,7 +232,7 @@ class TrainerSession:
                 manifest=None,
                 wait=wait,
                 min_replicas=self._min_replicas,
-                timeout_s=max(0.0, deadline - time.monotonic()),
+                timeout_s=seconds_left(deadline),
                 seconds=seconds,
                 error="" if failure is None else type(failure).__name__,
                 text="" if failure is None else str(failure),
@@ -333,7 +333,7 @@ class TrainerSession:
                     if call in self._published:
                         self._send_publish(call)
                 if self._close_by is not None:
-                    self._client.send(CloseJob(max(0.0, self._close_by - time.monotonic())))
+                    self._client.send(CloseJob(seconds_left(self._close_by)))
             case Announced():
                 self._manifest_known = True
                 self._newest_version = max(self._newest_version, message.version)
