@@ -9,10 +9,17 @@ from typing import Any
 import jax
 
 from tpu_sync_rl import errors
-from tpu_sync_rl.coordinator_process import start_coordinator
+from tpu_sync_rl.coordinator_process import CoordinatorProcess, start_coordinator
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.manifest import Rename
-from tpu_sync_rl.options import DEFAULT_TIMEOUT_S, Options, checked_timeout, split_address
+from tpu_sync_rl.options import (
+    DEFAULT_TIMEOUT_S,
+    Options,
+    checked_int,
+    checked_name,
+    checked_seconds,
+    split_address,
+)
 from tpu_sync_rl.program import share
 from tpu_sync_rl.sampler import SamplerSession
 from tpu_sync_rl.trainer import TrainerSession
@@ -59,7 +66,8 @@ def connect_trainer(
         chunk_nbytes: likewise.
         congestion: TCP congestion control of data connections; None leaves the system's.
         peer_timeout: seconds without a sign of life after which a peer is lost.
-        same_host: "auto", or "tcp" to use no shortcut between processes of one host.
+        same_host: "auto", or "tcp" for no shortcut between processes of one host; so far there is
+            none, and both mean TCP.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
 
@@ -69,7 +77,6 @@ def connect_trainer(
         AuthError: it has another token.
         ValueError, TypeError: an option is not what it has to be.
     """
-    deadline = time.monotonic() + checked_timeout(timeout, DEFAULT_TIMEOUT_S)
     options = Options.checked(
         job=job,
         token=token,
@@ -83,16 +90,42 @@ def connect_trainer(
         insecure=insecure,
         trace=trace,
     )
-    if isinstance(min_replicas, bool) or not isinstance(min_replicas, int) or min_replicas < 0:
-        raise ValueError(f"min_replicas must be an int, 0 or more, not {min_replicas!r}")
-    straggler_timeout_s = checked_timeout(straggler_timeout, 60.0)
+    min_replicas = checked_int("min_replicas", min_replicas, 0)
+    straggler_timeout_s = checked_seconds("straggler_timeout", straggler_timeout)
+    deadline = time.monotonic() + options.timeout_s
     if coordinator is None and not host_coordinator:
         raise ValueError("host_coordinator=False needs coordinator='host:port' to dial")
     host, port = split_address(coordinator or _LOOPBACK)
     process = None
-    failure: Exception | None = None
-    address = coordinator
-    if host_coordinator and jax.process_index() == 0:
+    if host_coordinator:
+        process, coordinator = _host_coordinator(host, port, options)
+    assert coordinator is not None
+    try:
+        return TrainerSession(
+            options,
+            incarnation=share(secrets.token_hex(8)),
+            min_replicas=min_replicas,
+            straggler_timeout_s=straggler_timeout_s,
+            coordinator=coordinator,
+            coordinator_process=process,
+            deadline=deadline,
+        )
+    except BaseException:
+        if process is not None:
+            process.stop()
+        raise
+
+
+def _host_coordinator(
+    host: str, port: int, options: Options
+) -> tuple[CoordinatorProcess | None, str]:
+    """Starts the coordinator in process 0; every process gets its address.
+
+    Raises:
+        SyncError, ValueError: it could not be started, in all processes alike.
+    """
+    process, told = None, {"address": "", "error": "", "text": ""}
+    if jax.process_index() == 0:
         try:
             process = start_coordinator(
                 host,
@@ -101,36 +134,13 @@ def connect_trainer(
                 peer_timeout=options.peer_timeout_s,
                 insecure=options.insecure,
             )
-            address = process.address
+            told["address"] = process.address
         except (SyncError, ValueError) as error:
-            failure = error
-    agreed = share(
-        {
-            "address": address,
-            "incarnation": secrets.token_hex(8),
-            "error": "" if failure is None else type(failure).__name__,
-            "text": "" if failure is None else str(failure)[:2000],
-        }
-    )
-    if failure is not None:
-        raise failure
-    if agreed["error"]:
-        raise errors.by_name(agreed["error"])(agreed["text"])
-    try:
-        session = TrainerSession(
-            options,
-            incarnation=agreed["incarnation"],
-            min_replicas=min_replicas,
-            straggler_timeout_s=straggler_timeout_s,
-            coordinator=agreed["address"],
-            coordinator_process=process,
-        )
-    except BaseException:
-        if process is not None:
-            process.stop()
-        raise
-    session._connect(deadline)
-    return session
+            told["error"], told["text"] = type(error).__name__, str(error)[:2000]
+    told = share(told)
+    if told["error"]:
+        raise errors.by_name(told["error"])(told["text"])
+    return process, told["address"]
 
 
 def connect_sampler(
@@ -177,7 +187,8 @@ def connect_sampler(
         chunk_nbytes: most bytes that are asked for, checked and retried as one.
         congestion: TCP congestion control of data connections; None leaves the system's.
         peer_timeout: seconds without a sign of life after which a peer is lost.
-        same_host: "auto", or "tcp" to use no shortcut between processes of one host.
+        same_host: "auto", or "tcp" for no shortcut between processes of one host; so far there is
+            none, and both mean TCP.
         insecure: use NICs beyond loopback without a token.
         trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
 
@@ -186,7 +197,6 @@ def connect_sampler(
         AuthError: it has another token.
         ValueError, TypeError: a leaf of `like` that can't be made, by its key, or a bad option.
     """
-    deadline = time.monotonic() + checked_timeout(timeout, DEFAULT_TIMEOUT_S)
     options = Options.checked(
         job=job,
         token=token,
@@ -200,14 +210,12 @@ def connect_sampler(
         insecure=insecure,
         trace=trace,
     )
-    if not isinstance(replica, str) or not 0 < len(replica) <= 200:
-        raise ValueError(f"replica must be a name of 1 to 200 characters, not {replica!r}")
     if rename is not None and not isinstance(rename, Mapping) and not callable(rename):
         raise TypeError(f"rename must be a mapping or a callable, not {rename!r}")
-    if not isinstance(max_generations, int) or max_generations < 2:
-        raise ValueError(f"max_generations must be an int, 2 or more, not {max_generations!r}")
+    replica = checked_name("replica", replica)
+    max_generations = checked_int("max_generations", max_generations, 2)
     split_address(coordinator)
-    session = SamplerSession(
+    return SamplerSession(
         options,
         coordinator=coordinator,
         replica=replica,
@@ -216,6 +224,5 @@ def connect_sampler(
         rename=rename,
         cast=cast,
         max_generations=max_generations,
+        deadline=time.monotonic() + options.timeout_s,
     )
-    session._connect(deadline)
-    return session

@@ -20,7 +20,6 @@ import grpc.aio
 import msgspec
 
 from tpu_sync_rl import authentication
-from tpu_sync_rl.coordinator_process import NO_TOKEN
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.job import Job
 from tpu_sync_rl.members import Member
@@ -39,7 +38,7 @@ from tpu_sync_rl.messages import (
     encode,
     identity,
 )
-from tpu_sync_rl.options import is_loopback, join_address, resolve_token, split_address
+from tpu_sync_rl.options import check_exposure, join_address, resolve_token, split_address
 
 MAX_HANDSHAKE_NBYTES = 4096
 MAX_HANDSHAKES = 64
@@ -244,8 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         token = resolve_token(None)
         host, _ = split_address(arguments.address)
-        if not token and not arguments.insecure and not is_loopback(host):
-            raise ValueError(NO_TOKEN.format(host))
+        check_exposure(host, token=token, insecure=arguments.insecure)
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(_run(arguments, token))
     except (SyncError, ValueError) as error:

@@ -10,14 +10,10 @@ from pathlib import Path
 
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError
-from tpu_sync_rl.options import is_loopback, join_address
+from tpu_sync_rl.options import check_exposure, join_address
 
 _START_S = 30.0
 _STOP_S = 1.0
-NO_TOKEN = (
-    "{} can be reached from other machines: give every program of the job a token "
-    "(token=, TSR_TOKEN or TSR_TOKEN_FILE), or pass insecure=True"
-)
 
 
 class CoordinatorProcess:
@@ -55,15 +51,13 @@ def start_coordinator(
     Raises:
         SyncError: the address is in use or can't be listened on.
         ValueError: it is not loopback and there is no token.
-
     """
+    check_exposure(host, token=token, insecure=insecure)
     command = [sys.executable, "-m", "tpu_sync_rl.coordinator"]
     command += ["--address", join_address(host, port), "--parent", str(os.getpid())]
     command += ["--peer_timeout", str(peer_timeout)]
     if insecure:
         command.append("--insecure")
-    elif not token and not is_loopback(host):
-        raise ValueError(NO_TOKEN.format(host))
     read_fd, write_fd = os.pipe()
     try:
         process = subprocess.Popen(

@@ -5,7 +5,9 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
+from numbers import Real
 from pathlib import Path
+from typing import SupportsIndex
 
 DEFAULT_TIMEOUT_S = 600.0
 MAX_CHUNK_NBYTES = 64 << 20
@@ -24,7 +26,8 @@ class Options:
         chunk_nbytes: most bytes of a chunk on the wire.
         congestion: TCP congestion control of data connections; None leaves the system's.
         peer_timeout_s: after this long without a sign of life a peer is lost.
-        same_host: "auto", or "tcp" to use no shortcut between processes of one host.
+        same_host: "auto", or "tcp" for no shortcut between processes of one host; so far there is
+            none, and both mean TCP.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of the stages of each sync.
     """
@@ -62,44 +65,62 @@ class Options:
         Raises:
             ValueError, TypeError: names the option, what it may be and what it was.
         """
-        if not isinstance(job, str) or not 0 < len(job) <= 200:
-            raise ValueError(f"job must be a name of 1 to 200 characters, not {job!r}")
         if isinstance(nics, str):
             raise TypeError(f"nics must be a sequence of names or addresses, not {nics!r}")
-        _in_range("streams_per_rail", streams_per_rail, 1, 64)
-        _in_range("chunk_nbytes", chunk_nbytes, 4096, MAX_CHUNK_NBYTES)
-        if not peer_timeout >= 1:
-            raise ValueError(f"peer_timeout must be at least 1 second, not {peer_timeout!r}")
         if congestion is not None:
             _check_congestion(congestion)
         if same_host not in ("auto", "tcp"):
             raise ValueError(f"same_host must be 'auto' or 'tcp', not {same_host!r}")
         return cls(
-            job=job,
+            job=checked_name("job", job),
             token=resolve_token(token),
-            timeout_s=checked_timeout(timeout, DEFAULT_TIMEOUT_S),
+            timeout_s=checked_seconds("timeout", timeout),
             nics=None if nics is None else tuple(nics),
-            streams_per_rail=streams_per_rail,
-            chunk_nbytes=chunk_nbytes,
+            streams_per_rail=checked_int("streams_per_rail", streams_per_rail, 1, 64),
+            chunk_nbytes=checked_int("chunk_nbytes", chunk_nbytes, 4096, MAX_CHUNK_NBYTES),
             congestion=congestion,
-            peer_timeout_s=float(peer_timeout),
+            peer_timeout_s=checked_seconds("peer_timeout", peer_timeout, 1),
             same_host=same_host,
             insecure=bool(insecure),
             trace=None if trace is None else os.fspath(trace),
         )
 
 
-def checked_timeout(timeout: float | None, default: float) -> float:
-    """Seconds of `timeout`, or `default` for None.
+def checked_name(name: str, value: str) -> str:
+    """The option `name`, which is a name itself. Raises ValueError where it is none."""
+    if not isinstance(value, str) or not 0 < len(value) <= 200:
+        raise ValueError(f"{name} must be a name of 1 to 200 characters, not {value!r}")
+    return value
+
+
+def checked_int(
+    name: str, value: SupportsIndex, least: int | None = None, most: int | None = None
+) -> int:
+    """The option `name` as an int from `least` to `most`.
 
     Raises:
-        ValueError: it is negative or not a number.
+        TypeError: it is no int.
+        ValueError: it is out of range.
     """
-    if timeout is None:
-        return default
-    if isinstance(timeout, bool) or not timeout >= 0:
-        raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
-    return float(timeout)
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    number = value.__index__()
+    if (least is not None and number < least) or (most is not None and number > most):
+        bounds = f", {least} or more," if most is None else f" from {least} to {most},"
+        raise ValueError(f"{name} must be an int{bounds} not {number}")
+    return number
+
+
+def checked_seconds(name: str, value: float, least: float = 0) -> float:
+    """The option `name` as seconds. Raises ValueError where they are no number, or too few."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not value >= least:
+        raise ValueError(f"{name} must be a number of seconds, {least} or more, not {value!r}")
+    return float(value)
+
+
+def checked_timeout(timeout: float | None, default_s: float) -> float:
+    """Seconds of a call's `timeout`, `default_s` for None. Raises as `checked_seconds` does."""
+    return default_s if timeout is None else checked_seconds("timeout", timeout)
 
 
 def resolve_token(token: str | bytes | None) -> bytes:
@@ -142,6 +163,19 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def check_exposure(host: str, *, token: bytes, insecure: bool) -> None:
+    """Sees to it that whoever can reach `host` needs a token.
+
+    Raises:
+        ValueError: other machines can, there is no token, and `insecure` does not allow that.
+    """
+    if not token and not insecure and not is_loopback(host):
+        raise ValueError(
+            f"{host} can be reached from other machines: give every program of the job a token "
+            "(token=, TSR_TOKEN or TSR_TOKEN_FILE), or pass insecure=True"
+        )
+
+
 def is_loopback(host: str) -> bool:
     """True where `host` can't be reached from other machines."""
     if host == "localhost":
@@ -150,11 +184,6 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _in_range(name: str, value: int, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{name} must be an int from {least} to {most}, not {value!r}")
 
 
 def _check_congestion(name: str) -> None:

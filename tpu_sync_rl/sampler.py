@@ -31,7 +31,7 @@ from tpu_sync_rl.messages import (
     Took,
     TrainerUp,
 )
-from tpu_sync_rl.options import Options, checked_timeout
+from tpu_sync_rl.options import Options, checked_int, checked_timeout
 from tpu_sync_rl.process_stats import ProcessStats, combined
 from tpu_sync_rl.receiver import Receiver
 from tpu_sync_rl.report import Report
@@ -76,7 +76,9 @@ class SamplerSession:
         rename: Rename,
         cast: bool,
         max_generations: int,
+        deadline: float,
     ) -> None:
+        """Joins the job: blocks, to the `deadline` at most. On an error nothing stays behind."""
         keys, leaves, self._treedef = flatten(like)
         table = shard_table(keys, leaves, wanted=True)
         self._order = table.order
@@ -114,6 +116,11 @@ class SamplerSession:
             trace=self._trace,
             send=self._client.send,
         )
+        try:
+            self._client.start(deadline)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def current(self) -> Update | None:
@@ -147,9 +154,7 @@ class SamplerSession:
         """
         timeout_s = checked_timeout(timeout, self._options.timeout_s)
         if min_version is not None:
-            if isinstance(min_version, bool) or not hasattr(min_version, "__index__"):
-                raise TypeError(f"min_version must be an int or None, not {min_version!r}")
-            min_version = min_version.__index__()
+            min_version = checked_int("min_version", min_version)
         deadline = time.monotonic() + timeout_s
         if not self._one_at_a_time.acquire(timeout=seconds_left(deadline)):
             raise SyncTimeoutError("another sync_weights of this session is still running")
@@ -185,14 +190,6 @@ class SamplerSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _connect(self, deadline: float) -> None:
-        """Joins the job. Blocks; on an error the session is at its end."""
-        try:
-            self._client.start(deadline)
-        except BaseException:
-            self.close()
-            raise
 
     # --- one call
 

@@ -30,7 +30,7 @@ from tpu_sync_rl.messages import (
     PublishOutcome,
     TrainerJoined,
 )
-from tpu_sync_rl.options import Options, checked_timeout
+from tpu_sync_rl.options import Options, checked_int, checked_timeout
 from tpu_sync_rl.pins import PinnedVersions, wait_until_computed
 from tpu_sync_rl.process_stats import combined
 from tpu_sync_rl.rails import Listener
@@ -56,7 +56,9 @@ class TrainerSession:
         straggler_timeout_s: float,
         coordinator: str,
         coordinator_process: CoordinatorProcess | None,
+        deadline: float,
     ) -> None:
+        """Joins the job: blocks, to the `deadline` at most. On an error nothing stays behind."""
         self.coordinator = coordinator
         self.incarnation = incarnation
         self._options = options
@@ -98,6 +100,11 @@ class TrainerSession:
             on_message=self._on_message,
             on_refused=self._on_refused,
         )
+        try:
+            self._client.start(deadline)
+        except BaseException:
+            self._end()
+            raise
 
     def sync_weights(
         self,
@@ -169,14 +176,6 @@ class TrainerSession:
         else:
             self._end()
 
-    def _connect(self, deadline: float) -> None:
-        """Joins the job. Blocks; on an error the session is at its end."""
-        try:
-            self._client.start(deadline)
-        except BaseException:
-            self._end()
-            raise
-
     def _end(self) -> None:
         self._closed = True
         self._calls.end(SyncError("this session is closed"))
@@ -197,9 +196,7 @@ class TrainerSession:
         last = max(self._newest_version, *undecided, -1)
         if version is None:
             version = max(last, 0) + 1
-        if isinstance(version, bool) or not hasattr(version, "__index__"):
-            raise TypeError(f"version must be an int, not {version!r}")
-        version = version.__index__()
+        version = checked_int("version", version)
         if not 0 <= version < 1 << 63:
             raise ValueError(f"version must be from 0 to 2**63 - 1, not {version}")
         if version <= last:
