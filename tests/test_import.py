@@ -48,6 +48,16 @@ assert not {"rich", "absl.flags", "flax"} & new, sorted(new)
 """)
 
 
+def test_one_client_needs_no_grpc():
+    run("""
+import jax
+import tpu_sync_rl as tsr
+sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+assert tsr.sync_weights({"w": jax.numpy.ones(3)}, to=sharding)["w"].sum() == 3
+assert "grpc" not in sys.modules
+""")
+
+
 def test_unknown_name_is_an_attribute_error():
     run("""
 import tpu_sync_rl

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from numbers import Real
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex
 
 DEFAULT_TIMEOUT_S = 600.0
 MAX_CHUNK_NBYTES = 64 << 20
+
+Wait = Literal["received", "committed"]  # what a trainer's sync_weights may wait for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

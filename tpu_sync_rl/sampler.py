@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 
@@ -132,6 +132,20 @@ class SamplerSession:
         """The newest version that the trainer has announced, whether or not it is here."""
         return None if self._latest is None else self._latest.version
 
+    @overload
+    def sync_weights(
+        self,
+        *,
+        timeout: float | None = None,
+        wait: Literal[True] = True,
+        min_version: int | None = None,
+    ) -> Update: ...
+
+    @overload
+    def sync_weights(
+        self, *, timeout: float | None = None, wait: bool, min_version: int | None = None
+    ) -> Update | None: ...
+
     def sync_weights(
         self, *, timeout: float | None = None, wait: bool = True, min_version: int | None = None
     ) -> Update | None:
@@ -168,11 +182,9 @@ class SamplerSession:
 
     def __next__(self) -> Update:
         try:
-            update = self.sync_weights()
+            return self.sync_weights()
         except JobEndedError:
             raise StopIteration from None
-        assert update is not None
-        return update
 
     def close(self) -> None:
         """Leaves the job at once; arrays that it returned stay valid. Idempotent."""

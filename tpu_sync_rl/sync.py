@@ -1,10 +1,42 @@
 """`sync_weights` for whatever is on the other side: another mesh, or a session."""
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard, overload
 
 from tpu_sync_rl import one_client
 from tpu_sync_rl.manifest import Rename
-from tpu_sync_rl.trainer import TrainerSession
+from tpu_sync_rl.options import Wait
+from tpu_sync_rl.report import Report
+
+if TYPE_CHECKING:
+    from tpu_sync_rl.sync_handle import SyncHandle
+    from tpu_sync_rl.trainer import TrainerSession
+
+
+@overload
+def sync_weights(
+    params: Any,
+    *,
+    to: "TrainerSession",
+    version: int | None = None,
+    wait: Wait = "received",
+    timeout: float | None = None,
+) -> Report: ...
+
+
+@overload
+def sync_weights(
+    params: Any,
+    *,
+    to: "TrainerSession",
+    version: int | None = None,
+    wait: None,
+    timeout: float | None = None,
+) -> "SyncHandle": ...
+
+
+@overload
+def sync_weights(params: Any, *, to: Any, rename: Rename = None, cast: bool = False) -> Any: ...
 
 
 def sync_weights(
@@ -12,7 +44,7 @@ def sync_weights(
     *,
     to: Any,
     version: int | None = None,
-    wait: str | None = "received",
+    wait: Wait | None = "received",
     timeout: float | None = None,
     rename: Rename = None,
     cast: bool = False,
@@ -36,10 +68,16 @@ def sync_weights(
     Raises:
         TypeError: an option that the other kind of `to` takes.
     """
-    if isinstance(to, TrainerSession):
+    if _is_session(to):
         if rename is not None or cast:
             raise TypeError("rename= and cast= are the samplers': pass them to connect_sampler")
         return to.sync_weights(params, version=version, wait=wait, timeout=timeout)
     if version is not None or wait != "received" or timeout is not None:
         raise TypeError("version=, wait= and timeout= need a TrainerSession as `to`")
     return one_client.sync_weights(params, to=to, rename=rename, cast=cast)
+
+
+def _is_session(to: Any) -> "TypeGuard[TrainerSession]":
+    # Who has a session has loaded its module. One client does without it, and so without gRPC.
+    trainer = sys.modules.get("tpu_sync_rl.trainer")
+    return trainer is not None and isinstance(to, trainer.TrainerSession)

@@ -4,7 +4,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import jax
 import msgspec
@@ -30,7 +30,7 @@ from tpu_sync_rl.messages import (
     PublishOutcome,
     TrainerJoined,
 )
-from tpu_sync_rl.options import Options, checked_int, checked_timeout
+from tpu_sync_rl.options import Options, Wait, checked_int, checked_timeout
 from tpu_sync_rl.pins import PinnedVersions, wait_until_computed
 from tpu_sync_rl.process_stats import combined
 from tpu_sync_rl.rails import Listener
@@ -106,12 +106,32 @@ class TrainerSession:
             self._end()
             raise
 
+    @overload
     def sync_weights(
         self,
         params: Any,
         *,
         version: int | None = None,
-        wait: str | None = "received",
+        wait: Wait = "received",
+        timeout: float | None = None,
+    ) -> Report: ...
+
+    @overload
+    def sync_weights(
+        self,
+        params: Any,
+        *,
+        version: int | None = None,
+        wait: None,
+        timeout: float | None = None,
+    ) -> SyncHandle: ...
+
+    def sync_weights(
+        self,
+        params: Any,
+        *,
+        version: int | None = None,
+        wait: Wait | None = "received",
         timeout: float | None = None,
     ) -> Report | SyncHandle:
         """Publishes `params` as `version` and waits until samplers have it.
