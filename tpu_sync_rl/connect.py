@@ -50,6 +50,13 @@ def connect_trainer(
     Collective: every process of the trainer program calls it. Process 0 starts the coordinator in
     a child process that lives no longer than itself.
 
+    Example:
+        >>> import jax.numpy as jnp, tpu_sync_rl as tsr
+        >>> with tsr.connect_trainer() as session:
+        ...     report = tsr.sync_weights({"w": jnp.zeros(4)}, to=session, version=7)
+        >>> report.version, dict(report.replicas)
+        (7, {})
+
     Args:
         coordinator: "host:port" to host it at, or to dial with `host_coordinator=False`. None or
             port 0 takes a free port; `TrainerSession.coordinator` has it.
@@ -168,6 +175,17 @@ def connect_sampler(
     Collective: every process of the replica's program calls it. Dials until the coordinator
     answers, and does not wait for a trainer. A session with the same replica and process index
     fences the one before.
+
+    Example:
+        >>> import jax.numpy as jnp, tpu_sync_rl as tsr
+        >>> trainer, params = tsr.connect_trainer(), {"w": jnp.arange(4)}
+        >>> with trainer, tsr.connect_sampler(
+        ...     coordinator=trainer.coordinator, replica="sampler-0", like=params
+        ... ) as session:
+        ...     report = tsr.sync_weights(params, to=trainer)
+        ...     update = session.sync_weights()
+        >>> update.version, update.params
+        (1, {'w': Array([0, 1, 2, 3], dtype=int32)})
 
     Args:
         coordinator: "host:port" of the coordinator.

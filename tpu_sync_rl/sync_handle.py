@@ -15,6 +15,14 @@ class SyncHandle:
 
     Made by a session. Its methods may be called from any thread.
 
+    Example:
+        >>> import jax.numpy as jnp, tpu_sync_rl as tsr
+        >>> with tsr.connect_trainer() as session:
+        ...     handle = tsr.sync_weights({"w": jnp.zeros(4)}, to=session, wait=None)
+        ...     report = handle.result(timeout=10)
+        >>> handle.done(), report.version == handle.version == 1
+        (True, True)
+
     Attributes:
         version: what was published.
     """
