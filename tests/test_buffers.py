@@ -39,7 +39,7 @@ def _sharding(*spec: Any) -> NamedSharding:
 
 def _memory(aliases: Aliases, leaf: int, dtype: Any) -> list[np.ndarray]:
     """Copies of what lies at the addresses of a leaf's shards, read by their strides."""
-    shards = aliases.directory()
+    shards = aliases.shards
     found = []
     for shard in range(*shards.first_shard[leaf : leaf + 2]):
         shape = shards.shapes[shard]
@@ -74,7 +74,7 @@ def test_addresses_and_strides_lead_to_every_local_box(
     target = sharding if plain else Format(Layout(tuple(order)), sharding)
     array = jax.device_put(values, target)
     aliases = AliasResolver().resolve({"w": array})
-    shards = aliases.directory()
+    shards = aliases.shards
     boxes = shards.ranges.reshape(shards.num_shards, len(shape), 2)
     wanted = {tuple(map(tuple, box.tolist())) for box in aliases.manifest.layouts[0].boxes}
     assert {tuple(map(tuple, box.tolist())) for box in boxes} == wanted
@@ -85,7 +85,7 @@ def test_addresses_and_strides_lead_to_every_local_box(
 
 def test_shards_are_in_the_order_of_keys_and_boxes() -> None:
     params = {"b": jnp.zeros(8, jnp.bfloat16), "a": _params()["w"], "c": jnp.zeros((), jnp.int32)}
-    shards = AliasResolver().resolve(params).directory()
+    shards = AliasResolver().resolve(params).shards
     assert shards.leaf.tolist() == [0] * 8 + [1, 2]
     assert shards.box.tolist() == [*range(8), 0, 0]
     assert shards.itemsize.tolist() == [4] * 8 + [2, 4]
@@ -214,7 +214,7 @@ def test_a_version_like_the_one_before_keeps_manifest_and_directory() -> None:
     resolver = AliasResolver()
     first, second = (resolver.resolve(_params()) for _ in range(2))
     assert second.manifest is first.manifest
-    assert second.directory() is first.directory()
+    assert second.shards is first.shards
     other = resolver.resolve({**_params(), "w": jnp.zeros(3)})
     assert other.manifest.digest != first.manifest.digest
     renamed = resolver.resolve({"x": _params()["w"], "w": jnp.zeros(3)})

@@ -22,7 +22,7 @@ from tpu_sync_rl.tree import flatten
 class LocalShards:
     """The distinct shards of one process: leaves in the manifest's order, boxes ascending.
 
-    The columns from `leaf` to `num_leaves` are what `_native.ShardDirectory` takes.
+    The columns from `leaf` to `num_leaves` are what `transport.Shards` asks for.
     """
 
     leaf: np.ndarray  # shape=[num_shards], dtype=uint32
@@ -132,9 +132,9 @@ class Aliases:
             ValueError: a leaf is deleted, or lies in memory in tiles; the message has its key.
         """
         self.manifest = manifest
+        self.shards = shards  # those that addresses and strides are of, in their order
         self.addresses = np.zeros(shards.num_shards, np.uint64)
         self.strides = np.zeros(shards.first_stride[-1], np.int64)  # bytes, per shard and dimension
-        self._shards = shards
         self._pins: dict[int, list[Any]] = {}  # leaf -> what keeps its shards
         self._arrays: list[weakref.ref[jax.Array]] = []
         for index, (leaf, array) in enumerate(zip(manifest.leaves, arrays, strict=True)):
@@ -145,10 +145,6 @@ class Aliases:
                 if not array.is_deleted():
                     raise
                 raise ValueError(_deleted(leaf.key)) from error
-
-    def directory(self) -> LocalShards:
-        """The shards that `addresses` and `strides` are of, in their order."""
-        return self._shards
 
     def holds(self, leaf: int) -> bool:
         """Whether the shards of `leaf`, an index in the manifest, are pinned."""
@@ -184,7 +180,7 @@ class Aliases:
         return True
 
     def _take(self, leaf: int, array: jax.Array) -> None:
-        shards = self._shards
+        shards = self.shards
         first, last = shards.first_shard[leaf : leaf + 2]
         if first == last:
             self._pins[leaf] = []

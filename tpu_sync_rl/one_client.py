@@ -16,6 +16,7 @@ from tpu_sync_rl.generations import NUM_THREADS, ResultPool, Sink
 from tpu_sync_rl.manifest import Rename, match, renamed
 from tpu_sync_rl.plan import Plan, make_plan
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
+from tpu_sync_rl.transport import shard_directory
 from tpu_sync_rl.tree import flatten
 
 _CHUNK_NBYTES = 1 << 20  # what a thread copies before it takes the next
@@ -174,17 +175,8 @@ def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
             "connect_trainer and connect_sampler"
         ) from error
     shards = LocalShards.of(source, process)
-    directory = _native.ShardDirectory(
-        shards.leaf,
-        shards.box,
-        shards.itemsize,
-        shards.kind,
-        shards.rank,
-        shards.ranges,
-        shards.num_leaves,
-    )
     made = Sink.of(sink, likes, process=process, commit=True)
-    return _Route(plan, source, shards, directory, made, sink.order, treedef)
+    return _Route(plan, source, shards, shard_directory(shards), made, sink.order, treedef)
 
 
 def _likes(params: Any, to: Any, rename: Rename) -> Any:

@@ -271,9 +271,8 @@ class TrainerSession:
         aliases = self._resolver.resolve(params)
         if self._manifest is None:
             self._manifest = aliases.manifest
-            shards = aliases.directory()
-            self._local_nbytes = shards.nbytes
-            self._exporter = Exporter(shards, peer_timeout_s=self._options.peer_timeout_s)
+            self._local_nbytes = aliases.shards.nbytes
+            self._exporter = Exporter(aliases.shards, peer_timeout_s=self._options.peer_timeout_s)
             self._pins = PinnedVersions(self._exporter, self._client.send)
         elif aliases.manifest.digest != self._manifest.digest:
             raise ManifestError(

@@ -48,6 +48,19 @@ class Shards(Protocol):
         """Number of leaves, also those without a shard here."""
 
 
+def shard_directory(shards: Shards) -> _native.ShardDirectory:
+    """`shards` as the native core has them. Raises ValueError where they contradict themselves."""
+    return _native.ShardDirectory(
+        shards.leaf,
+        shards.box,
+        shards.itemsize,
+        shards.kind,
+        shards.rank,
+        shards.ranges,
+        shards.num_leaves,
+    )
+
+
 class Exporter:
     """Serves the shards of published versions. One per trainer process; any thread may call.
 
@@ -62,15 +75,7 @@ class Exporter:
             ValueError: `shards` contradicts itself.
             SyncError: the system has no thread or descriptor left.
         """
-        directory = _native.ShardDirectory(
-            shards.leaf,
-            shards.box,
-            shards.itemsize,
-            shards.kind,
-            shards.rank,
-            shards.ranges,
-            shards.num_leaves,
-        )
+        directory = shard_directory(shards)
         self._native = _native.Exporter(directory, num_workers, MAX_CHUNK_NBYTES, peer_timeout_s)
         self._sent_before: dict[str, int] = {}
 
