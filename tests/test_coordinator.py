@@ -320,7 +320,11 @@ def test_stopped_process_is_lost(coordinator):
 
 
 def test_killed_process_is_lost(coordinator):
-    with TrainerSession(coordinator) as trainer, sampler_process(coordinator, "pass") as child:
+    receive_nothing = "sys.stdin.read()"
+    with (
+        TrainerSession(coordinator) as trainer,
+        sampler_process(coordinator, receive_nothing) as child,
+    ):
         trainer.publish()
         child.kill()
         assert trainer.wait_for(PublishOutcome).lost == ["s"]
