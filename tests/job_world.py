@@ -27,7 +27,7 @@ from tpu_sync_rl.messages import (
 
 PATIENCE_S = 10.0
 LEASE_S = 60.0
-STATS = ProcessStats(nbytes=8, wire_nbytes=4, seconds={"wire": 0.5}, rails={"lo": 4}, num_retries=0)
+STATS = ProcessStats(nbytes=8, wire_nbytes=4, seconds={"wire": 0.5}, rails={"lo": 4})
 M = TypeVar("M", bound=Message)
 
 
@@ -81,7 +81,7 @@ class Process:
         self.open()
 
     def open(self) -> None:
-        self.member = Member(self.role, "policy", self.name, self.index, self.heard.append)
+        self.member = Member(self.role, self.name, self.index, self.heard.append)
 
     def say(self, message: ToCoordinator) -> None:
         self.world.job.on_message(self.member, message, self.world.now)

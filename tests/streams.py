@@ -23,7 +23,7 @@ from tpu_sync_rl.options import Options
 JOB = "policy"
 TOKEN = b"secret"
 PATIENCE_S = 30.0  # far more than anything here takes
-STATS = ProcessStats(nbytes=8, wire_nbytes=4, seconds={}, rails={}, num_retries=0)
+STATS = ProcessStats(nbytes=8, wire_nbytes=4, seconds={}, rails={})
 T = TypeVar("T")
 
 

@@ -557,7 +557,7 @@ def test_process_that_joins_a_refused_replica_is_told(world):
     sampler[0].refuse()
     sampler[1].open()
     sampler[1].join(sink=sinks(sampler)[1])
-    assert sampler[1].last(ReplicaRefused).text == "w: shape"
+    assert sampler[1].last(ReplicaRefused).digest == "d"
 
 
 # --- another coordinator

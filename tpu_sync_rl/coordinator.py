@@ -97,9 +97,7 @@ class CoordinatorServer:
         if greeting is None:
             return
         outbox: asyncio.Queue[Message] = asyncio.Queue()
-        member = Member(
-            greeting.role, greeting.job, greeting.name, greeting.process_index, outbox.put_nowait
-        )
+        member = Member(greeting.role, greeting.name, greeting.process_index, outbox.put_nowait)
         job = self._jobs.setdefault(
             greeting.job, Job(greeting.job, patience_s=self._peer_timeout_s)
         )

@@ -29,17 +29,17 @@ class Incarnation(Program):
     """One life of a trainer program.
 
     Attributes:
+        digest: of its manifest; "" before that is known.
         newest: the last version announced.
-        readers: of each version that is pinned, and of the newest.
     """
 
     def __init__(self, first: JoinTrainer, epoch: int, patience_s: float, now: float) -> None:
         super().__init__(first.incarnation, first.process_count)
-        self.epoch = epoch
+        self.digest = ""
         self.newest: Held | None = None
-        self.readers: dict[int, Readers] = {}
-        self.lease_s = first.straggler_timeout_s
-        self._digest = ""
+        self._epoch = epoch
+        self._lease_s = first.straggler_timeout_s
+        self._readers: dict[int, Readers] = {}  # of each version that is pinned, and of the newest
         self._manifest = b""
         self._addresses: dict[int, list[Address]] = {}
         self._calls: dict[int, PublishCall] = {}
@@ -56,7 +56,7 @@ class Incarnation(Program):
         process = member.process_index
         self.connect(member)
         self._addresses[process] = message.addresses
-        member.send(TrainerJoined(self.epoch))
+        member.send(TrainerJoined(self._epoch))
         for outcome in message.outcomes:
             known = self._calls.get(outcome.call)
             if known is None or (known.outcome is None and known.held is None):
@@ -70,9 +70,9 @@ class Incarnation(Program):
             if call.outcome is not None:
                 member.send(call.outcome)
         newest = -1 if self.newest is None else self.newest.version
-        for version in {*message.pinned, *self.readers}:
-            if version in self.readers:
-                member.send(self.readers[version].again(process))
+        for version in {*message.pinned, *self._readers}:
+            if version in self._readers:
+                member.send(self._readers[version].again(process))
             elif version <= newest:
                 member.send(Pins(version, [], 0))
             elif self.newest is None:
@@ -80,15 +80,10 @@ class Incarnation(Program):
 
     def up(self) -> TrainerUp | None:
         """What samplers have to know of it; None before its manifest is known."""
-        if not self._digest or len(self._addresses) < self.process_count:
+        if not self.digest or len(self._addresses) < self.process_count:
             return None
         sources = [self._addresses[process] for process in range(self.process_count)]
-        return TrainerUp(self.name, self._digest, self._manifest, sources)
-
-    @property
-    def digest(self) -> str:
-        """Of its manifest; "" before that is known."""
-        return self._digest
+        return TrainerUp(self.name, self.digest, self._manifest, sources)
 
     # --- calls
 
@@ -171,15 +166,15 @@ class Incarnation(Program):
             text = f"version {first.version} was not announced: the trainer's {text}"
             return Outcome("SyncTimeoutError", text, None)
         newest = None if self.newest is None else self.newest.version
-        flaw = call.flaw(newest, self._digest)
+        flaw = call.flaw(newest, self.digest)
         if flaw is not None:
             return flaw
-        if not self._digest:
-            self._digest, self._manifest = first.digest, call.manifest or b""
+        if not self.digest:
+            self.digest, self._manifest = first.digest, call.manifest or b""
         if sum(replica.is_admitted for replica in replicas) >= first.min_replicas:
             self._announce(call, {replica for replica in replicas if replica.is_live}, now)
             return None
-        unmet = call.unmet(replicas, now, self.lease_s)
+        unmet = call.unmet(replicas, now, self._lease_s)
         if unmet is None and call.expired(now):
             unmet = Outcome("SyncTimeoutError", call.shortage(replicas), None)
         return unmet
@@ -187,7 +182,7 @@ class Incarnation(Program):
     def _announce(self, call: PublishCall, live: set[Replica], now: float) -> None:
         held = Held(self.name, call.first.version)
         call.held, call.waiting, self.newest = held, set(live), held
-        self.readers[held.version] = Readers(held, live, now, self.lease_s, self.process_count)
+        self._readers[held.version] = Readers(held, live, now, self._lease_s, self.process_count)
         self.broadcast(Announced(call.number, held.version))
         self._let_go_inherited(self._inherited - {held.version})
         self._inherited.clear()
@@ -196,7 +191,7 @@ class Incarnation(Program):
 
     def serve(self, replicas: Collection[Replica], now: float) -> None:
         """Brings pins and transfers up to date."""
-        for version, readers in list(self.readers.items()):
+        for version, readers in list(self._readers.items()):
             is_newest = readers.held == self.newest
             wanting = {
                 replica
@@ -210,7 +205,7 @@ class Incarnation(Program):
             if pins is not None:
                 self.broadcast(pins)
             if readers.unread and not is_newest:
-                del self.readers[version]
+                del self._readers[version]
         newest = self.newest
         for replica in replicas:
             if replica.transfer is not None and not self._grants(replica, replica.transfer.held):
@@ -218,7 +213,7 @@ class Incarnation(Program):
             if newest is None or not self.complete or not replica.is_ready(now):
                 continue
             if self._grants(replica, newest):
-                self.readers[newest.version].begin(replica, now)
+                self._readers[newest.version].begin(replica, now)
                 replica.begin(newest)
         if self._inherited and now >= self._inherited_until:
             again = {call.first.version for call in self._open_calls()}
@@ -227,17 +222,17 @@ class Incarnation(Program):
 
     def kept(self, process: int, message: PinsKept, now: float) -> None:
         """A process has answered whether it could pin a version again."""
-        if message.version in self.readers:
-            self.readers[message.version].answer(process, message.ask, message.kept, now)
+        if message.version in self._readers:
+            self._readers[message.version].answer(process, message.ask, message.kept, now)
 
     def failed(self, replica: Replica, message: FetchFailed) -> None:
         """A transfer has failed: where a source let the version go, it is to be asked again."""
-        readers = self.readers.get(message.held.version)
+        readers = self._readers.get(message.held.version)
         if message.error == "VersionError" and readers is not None:
             readers.withdraw(replica)
 
     def _grants(self, replica: Replica, held: Held) -> bool:
-        readers = self.readers.get(held.version)
+        readers = self._readers.get(held.version)
         return readers is not None and readers.held == held and replica in readers.granted
 
     def _let_go_inherited(self, versions: set[int]) -> None:
@@ -269,5 +264,5 @@ class Incarnation(Program):
             return True
         if self._grants(replica, newest):
             return self.complete
-        may_serve = self.readers[newest.version].may_serve(replica)
+        may_serve = self._readers[newest.version].may_serve(replica)
         return self.complete and replica.is_admitted and may_serve

@@ -247,7 +247,7 @@ class Job:
                     replica.refuse(process, digest, message.text, now)
             case RefusalTaken():
                 if message.digest == digest:
-                    replica.acknowledged.add(process)
+                    replica.acknowledge(process)
             case Prepared():
                 replica.on_prepared(process, message)
             case FetchFailed():

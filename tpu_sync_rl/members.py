@@ -14,7 +14,6 @@ class Member:
     """
 
     role: str
-    job: str
     name: str
     process_index: int
     send: Callable[[Message], None]

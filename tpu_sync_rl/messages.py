@@ -40,7 +40,6 @@ class ReplicaStatus(Struct, frozen=True):
     """One replica as a trainer's call left it."""
 
     version: int | None  # the newest of this incarnation that it has prepared
-    committed: int | None  # the newest of this incarnation that its application took
     stats: list[ProcessStats]  # of the version above, one per process
 
 
@@ -316,10 +315,12 @@ class SamplerOutcome(Message, frozen=True):
 
 
 class ReplicaRefused(Message, frozen=True):
-    """Some process of this replica refused the manifest; to be answered by `RefusalTaken`."""
+    """Some process of this replica refused the manifest; to be answered by `RefusalTaken`.
+
+    Calls that wait hear why from their `SamplerOutcome`.
+    """
 
     digest: str
-    text: str
 
 
 class JobEnded(Message, frozen=True):

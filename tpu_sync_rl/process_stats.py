@@ -12,11 +12,10 @@ class ProcessStats(Struct, frozen=True):
     wire_nbytes: int
     seconds: dict[str, float]  # per stage
     rails: dict[str, int]  # bytes received per rail
-    num_retries: int
 
 
 def combined(parts: Sequence[ProcessStats]) -> ProcessStats:
-    """All of `parts` as one: bytes and retries add up, of each stage the longest counts."""
+    """All of `parts` as one: bytes add up, of each stage the longest counts."""
     seconds: dict[str, float] = {}
     rails: dict[str, int] = {}
     for part in parts:
@@ -29,5 +28,4 @@ def combined(parts: Sequence[ProcessStats]) -> ProcessStats:
         wire_nbytes=sum(part.wire_nbytes for part in parts),
         seconds=seconds,
         rails=rails,
-        num_retries=sum(part.num_retries for part in parts),
     )

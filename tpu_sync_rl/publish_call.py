@@ -1,6 +1,6 @@
 """One publish call of a trainer program: what its processes said, and whom it waits for."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from tpu_sync_rl.messages import Held, Outcome, Publish, PublishOutcome, ReplicaStatus
 from tpu_sync_rl.replica import Replica, covers
@@ -108,9 +108,8 @@ class PublishCall:
         sent = (publish.manifest for publish in self.publishes.values())
         return next((manifest for manifest in sent if manifest is not None), None)
 
-    def unmet(self, replicas: Iterable[Replica], now: float, lease_s: float) -> Outcome | None:
+    def unmet(self, replicas: Collection[Replica], now: float, lease_s: float) -> Outcome | None:
         """Why `min_replicas` can't be had any more: too many were refused, and all know."""
-        replicas = [replica for replica in replicas if replica.ended is None]
         refused = [replica for replica in replicas if replica.knows_refusal(now, lease_s)]
         undecided = any(replica.is_live and not replica.is_admitted for replica in replicas)
         if not refused or undecided:
@@ -118,9 +117,8 @@ class PublishCall:
         texts = [f"replica {replica.name!r}: {replica.refusal}" for replica in refused]
         return Outcome("ManifestError", "\n".join([self.shortage(replicas), *texts]), None)
 
-    def shortage(self, replicas: Iterable[Replica]) -> str:
+    def shortage(self, replicas: Collection[Replica]) -> str:
         """Which replicas are admitted, and what the others lack."""
-        replicas = [replica for replica in replicas if replica.ended is None]
         admitted = [replica.name for replica in replicas if replica.is_admitted]
         others = []
         for replica in replicas:
@@ -167,9 +165,8 @@ class PublishCall:
                 )
         return "; ".join(texts)
 
-    def decide(self, outcome: Outcome, replicas: Iterable[Replica], now: float) -> PublishOutcome:
+    def decide(self, outcome: Outcome, replicas: Collection[Replica], now: float) -> PublishOutcome:
         """Decides the call, for good; `replicas` are those of the job at this moment."""
-        replicas = [replica for replica in replicas if replica.ended is None]
         seconds = {"total": now - self._began}
         for publish in self.publishes.values():
             for stage, spent_s in publish.seconds.items():

@@ -231,9 +231,7 @@ class Receiver:
             held,
             generation,
             leaves,
-            ProcessStats(
-                plan.nbytes, plan.wire_nbytes, seconds, stats["rails"], stats["num_retries"]
-            ),
+            ProcessStats(plan.nbytes, plan.wire_nbytes, seconds, stats["rails"]),
         )
 
     def _free_generation(self, held: Held) -> Generation:

@@ -63,9 +63,9 @@ class Replica(Program):
         self.received: Held | None = None
         self.ended: JobEnded | None = None
         self.calls = CallLog(first.process_count)
-        self.last_failure = ""
+        self._last_failure = ""
         self.refusals: dict[int, str] = {}  # per process, for the present manifest
-        self.acknowledged: set[int] = set()  # processes that know of the refusal
+        self._acknowledged: set[int] = set()  # processes that know of the refusal
         self._patience_s = patience_s
         self._admitted: set[int] = set()
         self._refused_digest, self._refused_at = "", 0.0
@@ -90,7 +90,7 @@ class Replica(Program):
                 if other is member or decision in news:
                     other.send(decision)
         if self.refusals:
-            member.send(ReplicaRefused(self._refused_digest, self.refusal))
+            member.send(ReplicaRefused(self._refused_digest))
         if self.ended is not None:
             member.send(self.ended)
         if self._restoring is not None:
@@ -117,19 +117,23 @@ class Replica(Program):
         """A new manifest: every process is to admit or refuse it."""
         self._admitted.clear()
         self.refusals.clear()
-        self.acknowledged.clear()
-        self._num_failures, self._retry_at, self.last_failure = 0, 0.0, ""
+        self._acknowledged.clear()
+        self._num_failures, self._retry_at, self._last_failure = 0, 0.0, ""
 
     def admit(self, process: int) -> None:
         """The manifest fits what `process` wants."""
         self._admitted.add(process)
+
+    def acknowledge(self, process: int) -> None:
+        """`process` knows that the replica is refused."""
+        self._acknowledged.add(process)
 
     def refuse(self, process: int, digest: str, text: str, now: float) -> None:
         """The manifest does not fit what `process` wants: the replica is refused."""
         if not self.refusals:
             self._refused_digest, self._refused_at = digest, now
         self.refusals[process] = text
-        self.broadcast(ReplicaRefused(digest, self.refusal))
+        self.broadcast(ReplicaRefused(digest))
 
     @property
     def refusal(self) -> str:
@@ -148,7 +152,7 @@ class Replica(Program):
         """
         if not self.refusals:
             return False
-        return self.members.keys() <= self.acknowledged or now >= self._refused_at + lease_s
+        return self.members.keys() <= self._acknowledged or now >= self._refused_at + lease_s
 
     # --- transfers
 
@@ -187,14 +191,14 @@ class Replica(Program):
         if len(transfer.stats) == self.process_count:
             self.prepared = self.received = transfer.held
             self._stats = [transfer.stats[p] for p in range(self.process_count)]
-            self._num_failures, self.last_failure = 0, ""
+            self._num_failures, self._last_failure = 0, ""
             self.transfer = None
 
     def on_failed(self, message: FetchFailed, now: float) -> bool:
         """A process can't receive its version; whether that was news."""
         if self.transfer is None or self.transfer.held != message.held:
             return False
-        self.last_failure = f"{message.error}: {message.text}"
+        self._last_failure = f"the last transfer failed with {message.error}: {message.text}"
         self._retry_at = now + min(_FIRST_RETRY_S * 2**self._num_failures, _MOST_RETRY_S)
         self._num_failures += 1
         self.abandon()
@@ -261,13 +265,10 @@ class Replica(Program):
 
     def status(self, incarnation: str) -> ReplicaStatus:
         """What a trainer's report says about it."""
-
-        def version(held: Held | None) -> int | None:
-            return held.version if held is not None and held.incarnation == incarnation else None
-
-        received = version(self.received)
-        stats = [] if received is None else self._stats
-        return ReplicaStatus(received, version(self.calls.taken), stats)
+        received = self.received
+        if received is None or received.incarnation != incarnation:
+            return ReplicaStatus(None, [])
+        return ReplicaStatus(received.version, self._stats)
 
     def describe(self, situation: str = "") -> str:
         """How far it is, for the text of a timeout."""
@@ -281,5 +282,4 @@ class Replica(Program):
             )
         elif self.prepared is not None:
             situation = f"version {self.prepared.version} is prepared and not taken"
-        failure = f"the last transfer failed with {self.last_failure}" if self.last_failure else ""
-        return "; ".join(filter(None, (situation, failure)))
+        return "; ".join(filter(None, (situation, self._last_failure)))
