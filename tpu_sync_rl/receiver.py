@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_sync_rl import rails
@@ -52,6 +52,7 @@ class _Source:
     plan: Plan
     fetcher: Fetcher
     redial_at: dict[int, float]  # per process that something is read from
+    dial_errors: dict[int, str] = field(default_factory=dict)  # why it could not be dialled last
 
 
 class Receiver:
@@ -59,6 +60,9 @@ class Receiver:
 
     One thread of its own does the work, in the order in which it was told. `prepared` is what it
     holds ready; `take` hands it over. All methods may be called from any thread.
+
+    Attributes:
+        sink: id that the coordinator gave to this process; 0 before that.
     """
 
     def __init__(
@@ -255,29 +259,35 @@ class Receiver:
     def _dial(self, source: _Source) -> dict[int, str]:
         """Opens the streams that are missing; says what is wrong with sources that have none."""
         lost: dict[int, str] = {}
-        for process, redial_at in source.redial_at.items():
-            pairs = rails.pair(self._options, source.trainer.sources[process])
-            wanted = len(pairs) * self._options.streams_per_rail
-            have = source.fetcher.num_streams(process)
-            trouble = "its streams broke"
-            if have < wanted and time.monotonic() >= redial_at:
-                source.redial_at[process] = time.monotonic() + _REDIAL_S
-                for index in range(have, wanted):
-                    rail = pairs[index % len(pairs)]
-                    try:
-                        fd = rails.dial(
-                            rail,
-                            self._options,
-                            incarnation=source.trainer.incarnation,
-                            sink=source.sink,
-                        )
-                    except (SyncError, OSError) as error:
-                        trouble = str(error)
-                        break
-                    source.fetcher.add_stream(process, fd, rail.name)
+        for process in source.redial_at:
+            self._dial_missing(source, process)
             if source.fetcher.num_streams(process) == 0:
+                broken = source.fetcher.lost_reasons().get(process, "its streams were closed")
+                trouble = source.dial_errors.get(process, broken)
                 lost[process] = f"trainer process {process}: {trouble}"
         return lost
+
+    def _dial_missing(self, source: _Source, process: int) -> None:
+        pairs = rails.pair(self._options, source.trainer.sources[process])
+        have = source.fetcher.num_streams(process)
+        wanted = len(pairs) * self._options.streams_per_rail
+        if have >= wanted or time.monotonic() < source.redial_at[process]:
+            return
+        source.redial_at[process] = time.monotonic() + _REDIAL_S
+        for index in range(have, wanted):
+            rail = pairs[index % len(pairs)]
+            try:
+                fd = rails.dial(
+                    rail,
+                    self._options,
+                    incarnation=source.trainer.incarnation,
+                    sink=source.sink,
+                )
+            except (SyncError, OSError) as error:
+                source.dial_errors[process] = str(error)
+                return
+            source.dial_errors.pop(process, None)
+            source.fetcher.add_stream(process, fd, rail.name)
 
 
 class _Stopped(Exception):
