@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import jax
+import msgspec
 
 from tpu_sync_rl import errors
 from tpu_sync_rl.calls import GRACE_S, Calls
@@ -87,7 +88,7 @@ class SamplerSession:
         self._life = life
         self._one_at_a_time = threading.Lock()
         self._calls: Calls[SamplerOutcome] = Calls()
-        self._pending: dict[int, tuple[Take, float]] = {}  # what was asked, and its deadline
+        self._asked: tuple[Take, float] | None = None  # in the call under way, and its deadline
         self._next_call = 0
         self._current: Update | None = None
         self._latest: Held | None = None
@@ -208,7 +209,7 @@ class SamplerSession:
     def _sync(self, take: Take, deadline: float) -> Update | None:
         number = take.call
         call = self._calls.open(number)
-        self._pending[number] = (take, deadline)
+        self._asked = (take, deadline)
         self._client.send(take)
         try:
             # The coordinator times this call by process 0's clock; another process's deadline
@@ -216,7 +217,7 @@ class SamplerSession:
             own = deadline + (GRACE_S if jax.process_index() == 0 else 0.0)
             decided = self._calls.wait(call, own)
         finally:
-            self._pending.pop(number, None)
+            self._asked = None
         if decided is None:
             raise SyncTimeoutError(
                 f"no version for replica {self._replica!r} in time: nobody decided the call; "
@@ -290,9 +291,11 @@ class SamplerSession:
         match message:
             case SamplerJoined():
                 self._receiver.sink = message.sink
-                for take, deadline in list(self._pending.values()):
+                asked = self._asked
+                if asked is not None:
+                    take, deadline = asked
                     left_s = seconds_left(deadline)
-                    self._client.send(Take(take.call, take.min_version, take.wait, left_s))
+                    self._client.send(msgspec.structs.replace(take, timeout_s=left_s))
             case TrainerUp() | Fetch() | Abandon():
                 self._receiver.on_message(message)
             case Latest():
