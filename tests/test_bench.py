@@ -142,7 +142,7 @@ def test_wire_measures_and_writes_every_sample(tmp_path):
 
 
 def test_unknown_congestion_control_is_refused():
-    with pytest.raises(ValueError, match=r"congestion control 'nothing': .*; here are "):
+    with pytest.raises(ValueError, match="congestion='nothing' can't be used here"):
         RawLimits(WRITE_NBYTES, "nothing")
 
 

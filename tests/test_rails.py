@@ -107,14 +107,6 @@ def test_congestion_control_is_set_at_both_ends():
     accepting.listener.close()
 
 
-def test_unknown_congestion_control_is_named(accepting):
-    options = dataclasses.replace(OPTIONS, congestion="nonesuch")
-    with pytest.raises(ValueError, match="congestion='nonesuch' is not to be had"):
-        rails.dial(accepting.rail, options, incarnation="life", sink=1)
-    with pytest.raises(ValueError, match="congestion='nonesuch' is not to be had"):
-        Accepting(options)
-
-
 def test_stranger_is_refused(accepting):
     with pytest.raises(
         AuthError, match=r"the trainer at 127.0.0.1:\d+ \(lo-lo\) refused our token"

@@ -70,7 +70,7 @@ class Options:
         if isinstance(nics, str):
             raise TypeError(f"nics must be a sequence of names or addresses, not {nics!r}")
         if congestion is not None:
-            _check_congestion(congestion)
+            check_congestion(congestion)
         if same_host not in ("auto", "tcp"):
             raise ValueError(f"same_host must be 'auto' or 'tcp', not {same_host!r}")
         return cls(
@@ -188,7 +188,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _check_congestion(name: str) -> None:
+def check_congestion(name: str) -> None:
+    """Raises ValueError where `name` is no TCP congestion control that may be used here."""
     with socket.socket() as probe:
         try:
             probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())

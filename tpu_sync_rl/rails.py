@@ -84,7 +84,6 @@ def dial(
         AuthError: the peer has another token than we.
         PeerLostError: nobody listens there, it does not answer, or it is of another job or
             incarnation.
-        ValueError: `options.congestion` is not to be had.
     """
     peer = f"the trainer at {join_address(rail.host, rail.port)} ({rail.name})"
     deadline = time.monotonic() + timeout_s
@@ -131,16 +130,9 @@ def _receive_answer(connection: socket.socket, deadline: float) -> tuple[int, by
 def _tune(connection: socket.socket, options: Options) -> None:
     """Sets what a data connection needs; those that a socket accepts inherit it."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if options.congestion is None:
-        return
-    try:
+    if options.congestion is not None:
         name = options.congestion.encode()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
-    except OSError as error:
-        raise ValueError(
-            f"congestion={options.congestion!r} is not to be had: {error.strerror}; this system "
-            "lists what it has in /proc/sys/net/ipv4/tcp_available_congestion_control"
-        ) from error
 
 
 @dataclass(slots=True, eq=False)
@@ -181,8 +173,7 @@ class Listener:
             on_stream: called with (fd, sink, rail) on the listener's thread; owns the descriptor.
 
         Raises:
-            ValueError: `options.nics` names what is no NIC here, or `options.congestion` is not to
-                be had.
+            ValueError: `options.nics` names what is no NIC here.
             SyncError: an address can't be listened on.
         """
         self._options = options

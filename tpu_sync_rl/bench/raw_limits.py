@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tpu_sync_rl.options import check_congestion
 
 NUM_CONNECTIONS = 2
 WRITE_NBYTES = 1 << 20
@@ -24,31 +25,31 @@ class RawLimits:
     Args:
         nbytes: bytes of a sample, over all connections.
         congestion: TCP congestion control; None leaves the system's.
-        host: address that the receiver listens on.
 
     Raises:
         ValueError: the kernel does not know the congestion control.
     """
 
-    def __init__(self, nbytes: int, congestion: str | None, host: str = "127.0.0.1") -> None:
-        with socket.socket() as probe:
-            _set_congestion(probe, congestion)
+    def __init__(self, nbytes: int, congestion: str | None) -> None:
+        if congestion is not None:
+            check_congestion(congestion)
         share = max(WRITE_NBYTES, nbytes // NUM_CONNECTIONS // WRITE_NBYTES * WRITE_NBYTES)
         self.nbytes = share * NUM_CONNECTIONS
         spawn = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
-        address = None
+        address: Any = ("127.0.0.1", 0)  # where the receiver is to listen, then where it does
         for role in (_receiver, _sender):
             pipe, theirs = spawn.Pipe()
             process = spawn.Process(
-                target=role, args=(theirs, share, congestion, address or (host, 0)), daemon=True
+                target=role, args=(theirs, share, congestion, address), daemon=True
             )
             process.start()
             theirs.close()
             self._pipes.append(pipe)
             self._processes.append(process)
-            address = address or pipe.recv()
+            if role is _receiver:
+                address = pipe.recv()
         for pipe in self._pipes:
             pipe.recv()  # its memory is touched, its connections stand
 
@@ -139,12 +140,5 @@ def _touched(nbytes: int) -> list[np.ndarray]:
 
 
 def _set_congestion(connection: socket.socket, congestion: str | None) -> None:
-    if congestion is None:
-        return
-    try:
+    if congestion is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
-    except OSError as error:
-        known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-        raise ValueError(
-            f"congestion control {congestion!r}: {error.strerror}; here are {', '.join(known)}"
-        ) from error
