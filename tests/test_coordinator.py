@@ -22,6 +22,7 @@ from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.messages import (
     SESSION_METHOD,
+    Announced,
     Challenge,
     Credentials,
     Greeting,
@@ -326,6 +327,7 @@ def test_killed_process_is_lost(coordinator):
         sampler_process(coordinator, receive_nothing) as child,
     ):
         trainer.publish()
+        trainer.wait_for(Announced)
         child.kill()
         assert trainer.wait_for(PublishOutcome).lost == ["s"]
 
