@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,34 +58,9 @@ def run_local_job(job: LocalJob) -> int:
     the last one, and the reward rose. Blocks; whatever ends it, the children end too.
     """
     began = time.monotonic()
-    events: list[dict[str, Any]] = []
-    failed: list[str] = []
-    title = f"{job.trainer_processes} trainer processes, {job.sampler_replicas} sampler replicas"
     log_dir = Path(job.log_dir or tempfile.mkdtemp(prefix="tpu_sync_rl-"))
     log_dir.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        progress = stack.enter_context(Progress(title, job.replicas))
-        jax_port = stack.enter_context(_ReservedPort())
-        children = stack.enter_context(ChildPrograms(log_dir))
-        token = secrets.token_hex(16)
-        _start_trainer(job, children, token, jax_port.port)
-        try:
-            for name, event in children.events(began + job.time_limit_s):
-                events.append(event)
-                match event["event"]:
-                    case "start":
-                        _start_samplers(job, children, token, event)
-                    case "version":
-                        progress.show(event)
-                    case "resume":
-                        progress.say(f"{name} goes on from the checkpoint of {event['version']}")
-                    case "checkpoint":
-                        progress.say(
-                            f"{name} uses the checkpoint of version {event['version']}, "
-                            f"reward {event['reward']:.3f}"
-                        )
-        except ChildFailedError as error:
-            failed.append(str(error))
+    events, failed = _run_programs(job, log_dir, began + job.time_limit_s)
     summary = {
         "trainer_processes": job.trainer_processes,
         "sampler_replicas": job.sampler_replicas,
@@ -108,6 +82,44 @@ def run_local_job(job: LocalJob) -> int:
         f"{summary['seconds']:.0f} s in all"
     )
     return 0
+
+
+def _run_programs(
+    job: LocalJob, log_dir: Path, deadline: float
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Runs the programs of `job` to their end; their events, and what failed, if anything."""
+    events: list[dict[str, Any]] = []
+    title = f"{job.trainer_processes} trainer processes, {job.sampler_replicas} sampler replicas"
+    token = secrets.token_hex(16)
+    with (
+        Progress(title, job.replicas) as progress,
+        _ReservedPort() as jax_port,
+        ChildPrograms(log_dir) as children,
+    ):
+        _start_trainer(job, children, token, jax_port.port)
+        try:
+            for name, event in children.events(deadline):
+                events.append(event)
+                if event["event"] == "start":
+                    _start_samplers(job, children, token, event)
+                else:
+                    _show(progress, name, event)
+        except ChildFailedError as error:
+            return events, [str(error)]
+    return events, []
+
+
+def _show(progress: Progress, name: str, event: dict[str, Any]) -> None:
+    match event["event"]:
+        case "version":
+            progress.show(event)
+        case "resume":
+            progress.say(f"{name} goes on from the checkpoint of {event['version']}")
+        case "checkpoint":
+            progress.say(
+                f"{name} uses the checkpoint of version {event['version']}, "
+                f"reward {event['reward']:.3f}"
+            )
 
 
 def _start_trainer(job: LocalJob, children: ChildPrograms, token: str, jax_port: int) -> None:
