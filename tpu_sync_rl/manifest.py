@@ -202,12 +202,12 @@ def match(
         rename: from the source's keys to the sink's; keys that a mapping lacks stay as they are.
         cast: allow one float dtype to become another.
 
-    Raises:
-        TypeError: `rename` gives a key that is no str.
-
     Returns:
         The pairs in the order of `sink`, and the differences as lines for people, each with its
         key and both sides' values. The pairs hold for a plan only where there is no difference.
+
+    Raises:
+        TypeError: `rename` gives a key that is no str.
     """
     differences: list[str] = []
     by_key: dict[str, int] = {}
@@ -229,22 +229,8 @@ def match(
                 "the trainer has no such leaf"
             )
             continue
-        given = source.leaves[source_leaf]
-        if given.shape != leaf.shape:
-            differences.append(
-                f"{leaf.key!r}: shape {list(given.shape)} on the trainer, "
-                f"{list(leaf.shape)} on the sampler"
-            )
-        op = 0
-        if given.dtype != leaf.dtype:
-            floats = given.float_kind > 0 and leaf.float_kind > 0
-            if cast and floats:
-                op = given.float_kind << 4 | leaf.float_kind
-            else:
-                differences.append(
-                    f"{leaf.key!r}: dtype {given.dtype} on the trainer, {leaf.dtype} on the sampler"
-                    + (" (cast=True would convert it)" if floats else "")
-                )
+        op, differing = _compare(source.leaves[source_leaf], leaf, cast)
+        differences += differing
         pairs.append(Pair(source_leaf, sink_leaf, op))
     for key, index in by_key.items():
         given = source.leaves[index]
@@ -253,6 +239,26 @@ def match(
             "the sampler has no such leaf"
         )
     return pairs, differences
+
+
+def _compare(given: Leaf, wanted: Leaf, cast: bool) -> tuple[int, list[str]]:
+    """The op that makes `wanted` of `given`, and how they differ beyond what it can mend."""
+    differences = []
+    if given.shape != wanted.shape:
+        differences.append(
+            f"{wanted.key!r}: shape {list(given.shape)} on the trainer, "
+            f"{list(wanted.shape)} on the sampler"
+        )
+    if given.dtype == wanted.dtype:
+        return 0, differences
+    floats = given.float_kind > 0 and wanted.float_kind > 0
+    if floats and cast:
+        return given.float_kind << 4 | wanted.float_kind, differences
+    differences.append(
+        f"{wanted.key!r}: dtype {given.dtype} on the trainer, {wanted.dtype} on the sampler"
+        + (" (cast=True would convert it)" if floats else "")
+    )
+    return 0, differences
 
 
 def changes(one: Manifest, other: Manifest) -> list[str]:
