@@ -422,7 +422,9 @@ def test_last_version_of_an_ended_job_is_not_newer_than_it_is():
         publish(trainer, 1)
         trainer.close(timeout=0)
     with sampler:
-        with pytest.raises(tsr.JobEndedError, match=r"after version 1.*min_version=7 will not come"):
+        with pytest.raises(
+            tsr.JobEndedError, match=r"after version 1.*min_version=7 will not come"
+        ):
             sampler.sync_weights(min_version=7)
         assert sampler.sync_weights(min_version=1).version == 1
         with pytest.raises(tsr.JobEndedError):
