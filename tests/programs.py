@@ -17,8 +17,6 @@ from typing import Any
 
 import tpu_sync_rl
 
-HERE = Path(__file__).resolve().parent
-
 
 def free_port() -> int:
     """A port of loopback that nobody listens on at this moment."""
