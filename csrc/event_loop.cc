@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -20,6 +21,16 @@ Status SystemError(const char* call) {
 }
 
 }  // namespace
+
+void Pollable::CloseFd() {
+  // Where a child process inherited the descriptor, closing it alone ends neither the connection
+  // nor the events, which would then name an object that is gone.
+  if (epoll_ >= 0 && !closed()) {
+    (void)::epoll_ctl(epoll_, EPOLL_CTL_DEL, fd(), nullptr);
+    (void)::shutdown(fd(), SHUT_RDWR);
+  }
+  fd_.Close();
+}
 
 Status EventLoop::Start(Clock::duration tick, std::unique_ptr<EventLoop>* out) {
   UniqueFd epoll(::epoll_create1(EPOLL_CLOEXEC));
@@ -75,6 +86,7 @@ Status EventLoop::Add(std::unique_ptr<Pollable> pollable, uint32_t interest) {
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pollable->fd(), &event) < 0) {
     return SystemError("epoll_ctl");
   }
+  pollable->epoll_ = epoll_.get();
   pollable->interest_ = interest;
   pollables_.push_back(std::move(pollable));
   return Status();

@@ -32,12 +32,13 @@ class Pollable {
   int fd() const { return fd_.get(); }
 
  protected:
-  void CloseFd() { fd_.Close(); }
+  void CloseFd();
 
  private:
   friend class EventLoop;
 
   UniqueFd fd_;
+  int epoll_ = -1;  // of the loop that it was added to
   uint32_t interest_ = 0;
 };
 

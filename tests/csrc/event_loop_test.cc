@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -92,6 +93,27 @@ TEST(EventLoopTest, ConnectionIsDrivenUntilItCloses) {
   EXPECT_LE(::recv(theirs.get(), &byte, 1, 0), 0);
   EXPECT_EQ(num_events, 1);
   loop->PostAndWait([&] { loop->ForEach<Counting>([](Counting&) { FAIL() << "still there"; }); });
+}
+
+TEST(EventLoopTest, ClosedConnectionIsOverWhoeverElseHasItsDescriptor) {
+  // A child process that was forked meanwhile has it, too: to the kernel it is then still open.
+  const auto loop = MakeLoop();
+  int fds[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+  const UniqueFd theirs(fds[1]);
+  const UniqueFd inherited(::dup(fds[0]));
+  std::atomic<int> num_events = 0;
+  std::atomic<int> num_ticks = 0;
+  loop->PostAndWait([&] {
+    auto counting = std::make_unique<Counting>(UniqueFd(fds[0]), &num_events, &num_ticks);
+    EXPECT_TRUE(loop->Add(std::move(counting), EPOLLIN).ok());
+  });
+  ASSERT_EQ(::send(theirs.get(), "x", 1, 0), 1);
+  char byte;
+  EXPECT_LE(::recv(theirs.get(), &byte, 1, 0), 0);
+  // ASan sees an event of an object that is gone.
+  for (int i = 0; i < 10; ++i) loop->PostAndWait([] {});
+  EXPECT_EQ(num_events, 1);
 }
 
 TEST(EventLoopTest, DescriptorThatCanNotBePolledIsRefused) {
