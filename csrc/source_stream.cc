@@ -12,6 +12,7 @@ namespace {
 
 // A table is taken in by steps, so that memory follows bytes that came, not a number in a frame.
 constexpr size_t kTableStepNbytes = 1 << 20;
+constexpr int kStepsPerTurn = 64;
 // Stalled streams of a worker that may keep their blocks; others fill theirs again.
 constexpr size_t kMaxTakenBlocks = 16;
 
@@ -43,10 +44,11 @@ void SourceStream::OnTick(Clock::time_point now) {
 
 void SourceStream::OnReady(uint32_t events) {
   if (events & (EPOLLERR | EPOLLHUP)) return Lose();
-  // At most one chunk a turn: the other streams of this worker wait.
+  // The other streams of this worker wait, and so does who withdraws a version: a turn ends after a
+  // chunk, and after some steps though the peer sends faster than they are taken.
   Step step = Step::kMoved;
   bool sent = false;
-  while (step == Step::kMoved && !sent && !closed()) {
+  for (int i = 0; i < kStepsPerTurn && step == Step::kMoved && !sent && !closed(); ++i) {
     if (replying()) {
       const bool chunk = gather_.has_value();
       step = SendReply();
@@ -56,9 +58,13 @@ void SourceStream::OnReady(uint32_t events) {
     }
   }
   if (closed()) return;
-  // A request that is here already brings no event; that the socket is writable does.
-  const bool more = replying() || (!table_request_ && has_request());
-  worker_->loop->SetInterest(this, more ? EPOLLOUT : EPOLLIN);
+  // What is here already brings no event; that the socket is writable does.
+  worker_->loop->SetInterest(this, replying() || has_input() ? EPOLLOUT : EPOLLIN);
+}
+
+bool SourceStream::has_input() const {
+  if (!table_request_) return has_request();
+  return in_end_ > in_begin_ || table_.size() == table_request_->nbytes;
 }
 
 SourceStream::Step SourceStream::ReceiveRequest() {

@@ -52,6 +52,8 @@ class SourceStream final : public Pollable {
   Step ReceiveTable();
   bool Received(const IoResult& result);
   bool has_request() const { return in_end_ - in_begin_ >= kFrameNbytes; }
+  // Whether received bytes can be handled without another one.
+  bool has_input() const;
   void Handle(const Frame& request);
   void HandleTable();
   void HandleFetch(const Frame& request);

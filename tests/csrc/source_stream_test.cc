@@ -2,12 +2,19 @@
 #include "source_stream.h"
 
 #include <gtest/gtest.h>
+#include <sys/epoll.h>
 
 #include "raw_peer.h"
 #include "transfer.h"
 
 namespace tsr {
 namespace {
+
+std::string Encoded(const Frame& frame) {
+  uint8_t bytes[kFrameNbytes];
+  EncodeFrame(frame, bytes);
+  return std::string(bytes, bytes + kFrameNbytes);
+}
 
 class SourceStreamTest : public ::testing::Test {
  protected:
@@ -62,6 +69,44 @@ TEST_F(SourceStreamTest, AnswersInTheOrderOfTheRequests) {
   ExpectChunk(peer, 1);
   EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kPong);
   ExpectChunk(peer, 0);
+}
+
+TEST_F(SourceStreamTest, FloodOfRequestsIsMetTurnByTurn) {
+  // The worker's other streams wait for the end of a turn, as does whoever withdraws a version.
+  const ShardDirectory& directory = transfer_.sources[0]->directory;
+  PublishedVersions versions(&directory);
+  SinkTables tables(&directory);
+  RailStats stats;
+  SourceWorker worker{.directory = &directory,
+                      .versions = &versions,
+                      .tables = &tables,
+                      .max_chunk_nbytes = 1 << 20,
+                      .peer_timeout = std::chrono::seconds(20),
+                      .blocks = {},
+                      .loop = nullptr};
+  ASSERT_OK(EventLoop::Start(std::chrono::seconds(20), &worker.loop));
+  auto [ours, theirs] = ConnectedPair();
+  const RawPeer peer(std::move(theirs));
+  SourceStream stream(std::move(ours), 7, &stats, &worker);
+  std::string flood;
+  for (int i = 0; i < 1000; ++i) flood += Encoded({FrameKind::kDone, id_, 1, 0});
+  peer.Write(flood + std::string(kFrameNbytes, 'x'));  // what is no frame ends it
+  int num_turns = 0;
+  for (; !stream.closed(); ++num_turns) stream.OnReady(EPOLLIN);
+  EXPECT_GT(num_turns, 5);
+}
+
+TEST_F(SourceStreamTest, WhatATurnLeavesIsMetInTheNext) {
+  Start();
+  const RawPeer peer = Connect();
+  for (int num_pings = 0; num_pings < 70; ++num_pings) {
+    std::string bytes;
+    for (int i = 0; i < num_pings; ++i) bytes += Encoded({FrameKind::kPing});
+    bytes += Encoded({.kind = FrameKind::kTable, .table = id_, .nbytes = table_.size()});
+    peer.Write(bytes + table_);  // at once, so that it lies in the stream's own buffer
+    for (int i = 0; i < num_pings; ++i) EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kPong);
+    ASSERT_EQ(peer.ReadFrame().kind, FrameKind::kTableOk);
+  }
 }
 
 TEST_F(SourceStreamTest, StalledSinksHoldUpNobodyAndLoseNoBytes) {
