@@ -76,12 +76,15 @@ class Calls(Generic[T]):
     def raise_if_ended(self, number: int) -> None:
         """Raises what `end` said, when it holds for call `number`."""
         with self._changed:
-            self._raise_if_ended(number)
+            end = self._end
+        if end is not None and number >= end[0]:
+            raise type(end[1])(*end[1].args)
 
     def is_over(self, call: Call[T]) -> bool:
         """Whether waiting for `call` would not block."""
         with self._changed:
-            return call.outcome is not None or self._is_ended(call.number)
+            ended = self._end is not None and call.number >= self._end[0]
+            return ended or call.outcome is not None
 
     def wait(
         self, call: Call[T], deadline: float, past_deadline: Callable[[], None] | None = None
@@ -91,25 +94,16 @@ class Calls(Generic[T]):
         Blocks until `deadline` (of time.monotonic()), then calls `past_deadline`, which asks for a
         decision, and blocks for `GRACE_S` more. Raises what `end` said.
         """
-
-        def over() -> bool:
-            return call.outcome is not None or self._is_ended(call.number)
-
-        with self._changed:
-            done = self._changed.wait_for(over, seconds_left(deadline))
+        done = self._wait_until_over(call, seconds_left(deadline))
         if not done and past_deadline is not None:
             past_deadline()
-            with self._changed:
-                self._changed.wait_for(over, GRACE_S)
+            self._wait_until_over(call, GRACE_S)
         with self._changed:
-            if call.outcome is None:
-                self._raise_if_ended(call.number)
-            return call.outcome
+            outcome = call.outcome
+        if outcome is None:
+            self.raise_if_ended(call.number)
+        return outcome
 
-    def _is_ended(self, number: int) -> bool:
-        return self._end is not None and number >= self._end[0]
-
-    def _raise_if_ended(self, number: int) -> None:
-        if self._end is not None and number >= self._end[0]:
-            error = self._end[1]
-            raise type(error)(*error.args)
+    def _wait_until_over(self, call: Call[T], timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_over(call), timeout_s)

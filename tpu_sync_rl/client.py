@@ -218,14 +218,17 @@ class CoordinatorClient:
                         raise errors.by_name(message.error)(message.text)
                     self._on_message(message)
                     if isinstance(message, TrainerJoined | SamplerJoined):
-                        with self._changed:
-                            self._joined_once = True
-                            self._state = "connected"
-                            self._changed.notify_all()
+                        self._note_joined()
                 return self._is_joined()
             finally:
                 outbox.put(None)
                 stream.cancel()
+
+    def _note_joined(self) -> None:
+        with self._changed:
+            self._joined_once = True
+            self._state = "connected"
+            self._changed.notify_all()
 
     def _prove(self, stream: grpc.Call, outbox: _Outbox) -> None:
         """The mutual handshake. Raises what `_hold_stream` raises."""

@@ -133,16 +133,9 @@ class Incarnation(Program):
                 text = f"version {call.held.version} stays announced, but {call.lacking()}"
                 self._decide(call, Outcome("SyncTimeoutError", text, None), replicas, now)
 
-    def lose_calls(self, text: str, replicas: Collection[Replica], now: float) -> None:
-        """Ends every open call: a process is gone that it needs."""
+    def end_calls(self, outcome: Outcome, replicas: Collection[Replica], now: float) -> None:
+        """Ends every open call alike: the job is over, or a process is gone that they need."""
         for call in self._open_calls():
-            outcome = Outcome("PeerLostError", f"the trainer's {text}", None)
-            self._decide(call, outcome, replicas, now)
-
-    def end_calls(self, replicas: Collection[Replica], now: float) -> None:
-        """Ends every open call: the job is over."""
-        for call in self._open_calls():
-            outcome = Outcome("SyncError", "the job was closed first", None)
             self._decide(call, outcome, replicas, now)
 
     def _open_calls(self) -> list[PublishCall]:

@@ -20,6 +20,7 @@ from tpu_sync_rl.messages import (
     JoinTrainer,
     Latest,
     Leave,
+    Outcome,
     PinsKept,
     Prepared,
     Publish,
@@ -142,7 +143,8 @@ class Job:
     def _disconnect(self, program: Program, member: Member, now: float, *, left: bool) -> None:
         program.disconnect(member.process_index, now, left=left)
         if isinstance(program, Incarnation):
-            program.lose_calls(program.absent(), self._part(), now)
+            lost = Outcome("PeerLostError", f"the trainer's {program.absent()}", None)
+            program.end_calls(lost, self._part(), now)
         elif not program.members and not program.lost_at:
             del self._replicas[program.name]
 
@@ -269,7 +271,8 @@ class Job:
         text = f"the trainer has closed job {self._name!r}" + (
             "" if newest is None else f" after version {newest.version}"
         )
-        trainer.end_calls(self._part(), now)
+        closed = Outcome("SyncError", "the job was closed first", None)
+        trainer.end_calls(closed, self._part(), now)
         for replica in self._part():
             replica.end(trainer.name, text)
         trainer.broadcast(JobClosed())
