@@ -123,10 +123,10 @@ def test_stats_are_of_the_version_that_began_last(exporter, sink):
     for _ in range(2):
         sink.fetch(1)
         stats = sink.fetcher.stats()
-        assert stats["rails"] == {"a": array.nbytes}
-        assert stats["num_retries"] == 0
-        assert 0 < stats["fetch_s"] < WAIT_S
-        assert stats["wire_s"] > 0
+        assert stats.rails == {"a": array.nbytes}
+        assert stats.num_retries == 0
+        assert 0 < stats.fetch_s < WAIT_S
+        assert stats.wire_s > 0
     assert exporter.stats()["a"]["nbytes"] == 2 * array.nbytes
 
 
@@ -232,7 +232,7 @@ def test_changed_byte_is_found_and_its_chunk_fetched_again(exporter):
         assert sink.fetcher.wait(WAIT_S)
         sink.fetcher.end()
     assert sink.holds(array)
-    assert sink.fetcher.stats()["num_retries"] == 1
+    assert sink.fetcher.stats().num_retries == 1
     sink.fetcher.close()
 
 

@@ -225,7 +225,6 @@ class Receiver:
             fetcher.end()
         landed = time.monotonic()
         leaves = generation.arrays()
-        stats = fetcher.stats()
         ended = time.monotonic()
         seconds = {"wait": waited - began, "wire": landed - waited, "arrays": ended - landed}
         self._trace.stages(held.version, began, seconds.items())
@@ -235,7 +234,7 @@ class Receiver:
             held,
             generation,
             leaves,
-            ProcessStats(plan.nbytes, plan.wire_nbytes, seconds, stats["rails"]),
+            ProcessStats(plan.nbytes, plan.wire_nbytes, seconds, fetcher.stats().rails),
         )
 
     def _free_generation(self, held: Held) -> Generation:

@@ -5,7 +5,8 @@ descriptors that they are given, also where the call fails.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +137,27 @@ class Exporter:
         self._native.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchStats:
+    """What one version took to fetch.
+
+    Attributes:
+        rails: verified bytes per rail.
+        num_retries: chunks that were asked for again.
+        fetch_s: seconds until the last chunk was verified.
+        copy_s: seconds that the threads spent putting bytes in place, all together.
+        wire_s: seconds that they spent reading from sockets.
+        checksum_s: seconds that they spent with checksums.
+    """
+
+    rails: dict[str, int]
+    num_retries: int
+    fetch_s: float
+    copy_s: float
+    wire_s: float
+    checksum_s: float
+
+
 class Fetcher:
     """Pulls versions as a plan says. One per sampler process and trainer incarnation.
 
@@ -200,14 +222,8 @@ class Fetcher:
         """
         self._native.end()
 
-    def stats(self) -> dict[str, Any]:
-        """What the version that began last took so far.
-
-        Returns:
-            `rails`: verified bytes per rail; `num_retries`: chunks that were asked for again;
-            `fetch_s`: until the last chunk was verified; `copy_s`, `wire_s`, `checksum_s`: what
-            the threads spent it with, together.
-        """
+    def stats(self) -> FetchStats:
+        """What the version that began last took so far."""
         rails: dict[str, int] = {}
         totals = dict.fromkeys(("num_retries", "copy_s", "wire_s", "checksum_s"), 0.0)
         for rail, counters in self._native.stats().items():
@@ -215,12 +231,14 @@ class Fetcher:
             rails[rail] = int(counters["nbytes"] - before.get("nbytes", 0))
             for name in totals:
                 totals[name] += counters[name] - before.get(name, 0)
-        return {
-            **totals,
-            "rails": rails,
-            "num_retries": int(totals["num_retries"]),
-            "fetch_s": self._native.fetch_seconds(),
-        }
+        return FetchStats(
+            rails=rails,
+            num_retries=int(totals["num_retries"]),
+            fetch_s=self._native.fetch_seconds(),
+            copy_s=totals["copy_s"],
+            wire_s=totals["wire_s"],
+            checksum_s=totals["checksum_s"],
+        )
 
     def close(self) -> None:
         """Closes every stream and ends the threads; a waiting call fails. May be called twice."""
