@@ -20,6 +20,7 @@ from tpu_sync_rl.messages import (
     RefusalTaken,
     Refused,
     ReplicaRefused,
+    SamplerJoined,
     SamplerOutcome,
     Took,
     TrainerJoined,
@@ -576,6 +577,27 @@ def test_process_that_missed_the_end_hears_of_it(world):
     trainer[0].heard.clear()
     trainer[0].join(epoch=1)
     assert trainer[0].all(JobClosed)
+
+
+def test_replica_that_comes_back_to_another_coordinator_after_the_end_hears_of_it(world):
+    trainer, sampler = world.trainer(), world.replica("s", 2)
+    publish(trainer, 0, 1)
+    admit(sampler)
+    prepare(sampler, 1)
+    world.restart()
+    trainer[0].open()
+    trainer[0].join(epoch=1, call=1)
+    close(trainer)
+    assert trainer[0].all(JobClosed)
+    for process in sampler:
+        assert not process.all(JobEnded)
+        sink = process.last(SamplerJoined).sink
+        process.open()
+        process.join(sink=sink, committed=Held("A", 1), call=1)
+    for process in sampler:
+        assert process.last(JobEnded).call == 1
+    [new] = world.replica("new")
+    assert not new.all(JobEnded)
 
 
 def test_next_trainer_begins_without_the_replicas_that_were_told_of_the_end(world):

@@ -64,6 +64,7 @@ class Job:
         self._epoch = 0
         self._trainer: Incarnation | None = None
         self._closed = ""  # the incarnation that ended the job last
+        self._goodbye = ""  # what its samplers are told
         self._seen: set[str] = set()  # all incarnations, the present one too
         self._replicas: dict[str, Replica] = {}
         self._fenced: set[tuple[str, str]] = set()  # former lives of replicas
@@ -198,6 +199,8 @@ class Job:
         sink = join.sink or replica.sinks.get(process) or self._new_sink()
         replica.join(member, join, sink)
         trainer = self._trainer
+        if trainer is None and replica.ended is None and replica.holds_of(self._closed):
+            replica.end(self._closed, self._goodbye)  # it lost its stream before it could hear
         if trainer is None or replica.ended is not None:
             return
         up = trainer.up()
@@ -268,13 +271,13 @@ class Job:
 
     def _end(self, trainer: Incarnation, now: float) -> None:
         newest = trainer.newest
-        text = f"the trainer has closed job {self._name!r}" + (
+        self._goodbye = f"the trainer has closed job {self._name!r}" + (
             "" if newest is None else f" after version {newest.version}"
         )
         closed = Outcome("SyncError", "the job was closed first", None)
         trainer.end_calls(closed, self._part(), now)
         for replica in self._part():
-            replica.end(trainer.name, text)
+            replica.end(trainer.name, self._goodbye)
         trainer.broadcast(JobClosed())
         self._closed, self._trainer = trainer.name, None
 

@@ -111,6 +111,12 @@ class Replica(Program):
         """Whether it takes part: complete, not refused, and the job has not ended for it."""
         return self.complete and not self.refusals and self.ended is None
 
+    def holds_of(self, incarnation: str) -> bool:
+        """Whether the newest version that it has, as all its processes say, is of `incarnation`."""
+        if self.received is None or self._restoring is not None:
+            return False
+        return self.received.incarnation == incarnation
+
     # --- verdict on the manifest
 
     def ask_again(self) -> None:
