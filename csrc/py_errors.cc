@@ -1,7 +1,5 @@
 #include "py_errors.h"
 
-#include <pybind11/pybind11.h>
-
 namespace tsr {
 namespace {
 
@@ -29,12 +27,18 @@ const char* ErrorName(Code code) {
 
 }  // namespace
 
+py::object TextOf(const std::string& message) {
+  const auto nbytes = static_cast<py::ssize_t>(message.size());
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(message.data(), nbytes, "backslashreplace"));
+}
+
 void ThrowIfError(const Status& status) {
   if (status.ok()) return;
   if (status.code() == Code::kInvalid) throw py::value_error(status.message());
   // Imported when it is needed, so that the extension itself imports in any order.
   const py::object type = py::module_::import("tpu_sync_rl.errors").attr(ErrorName(status.code()));
-  py::set_error(type, status.message().c_str());
+  py::set_error(type, TextOf(status.message()));
   throw py::error_already_set();
 }
 

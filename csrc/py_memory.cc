@@ -1,11 +1,10 @@
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
-
 #include <memory>
+#include <string>
 
 #include "crc32c.h"
 #include "host_memory.h"
 #include "local_copy.h"
+#include "py_arrays.h"
 #include "py_errors.h"
 #include "py_module.h"
 
@@ -14,23 +13,10 @@ namespace {
 
 namespace py = pybind11;
 
-template <typename T>
-using Array = py::array_t<T, py::array::c_style>;
-
-template <typename T>
-std::span<const T> SpanOf(const Array<T>& array) {
-  return {array.data(), static_cast<size_t>(array.size())};
-}
-
 std::unique_ptr<HostMemory> Allocate(size_t nbytes, int num_threads) {
   if (num_threads < 1) throw py::value_error("num_threads is " + std::to_string(num_threads));
   std::unique_ptr<HostMemory> memory;
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = HostMemory::Allocate(nbytes, num_threads, &memory);
-  }
-  ThrowIfError(status);
+  WithoutGil([&] { return HostMemory::Allocate(nbytes, num_threads, &memory); });
   return memory;
 }
 
@@ -38,12 +24,7 @@ void CopyPlanOfArrays(const Plan& plan, const ShardDirectory& directory,
                       const Array<uint64_t>& addresses, const Array<int64_t>& strides,
                       const Array<uint64_t>& sink_addresses, int num_threads) {
   const LocalMemory memory{SpanOf(addresses), SpanOf(strides), SpanOf(sink_addresses)};
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = CopyPlan(plan, directory, memory, num_threads);
-  }
-  ThrowIfError(status);
+  WithoutGil([&] { return CopyPlan(plan, directory, memory, num_threads); });
 }
 
 // The bytes of a contiguous buffer, held for the life of the object. pybind11's own buffer_info

@@ -1,12 +1,13 @@
-#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <memory>
-#include <span>
-#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "chunk_table.h"
 #include "plan.h"
+#include "py_arrays.h"
 #include "py_errors.h"
 #include "py_module.h"
 
@@ -14,9 +15,6 @@ namespace tsr {
 namespace {
 
 namespace py = pybind11;
-
-template <typename T>
-using Array = py::array_t<T, py::array::c_style>;
 
 template <typename T>
 std::vector<T> ToVector(const Array<T>& array) {
@@ -47,12 +45,7 @@ std::shared_ptr<Plan> MakePlanFromArrays(std::vector<BoxLayout> layouts,
                            Op(static_cast<uint8_t>(rows(i, 6)))});
   }
   auto plan = std::make_shared<Plan>();
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = MakePlan(std::move(input), plan.get());
-  }
-  ThrowIfError(status);
+  WithoutGil([&] { return MakePlan(std::move(input), plan.get()); });
   return plan;
 }
 
@@ -114,16 +107,6 @@ py::dict RegionsOf(const Plan& plan) {
   return arrays;
 }
 
-py::bytes EncodeTable(const Plan& plan, size_t source_index) {
-  if (source_index >= plan.sources.size()) throw py::index_error("no such source");
-  std::string bytes;
-  {
-    py::gil_scoped_release release;
-    bytes = EncodeChunkTable(plan, source_index);
-  }
-  return py::bytes(bytes);
-}
-
 std::shared_ptr<ShardDirectory> MakeDirectory(const Array<uint32_t>& leaf,
                                               const Array<uint32_t>& box,
                                               const Array<uint32_t>& itemsize,
@@ -158,8 +141,7 @@ void BindPlan(py::module_& module) {
       .def_property_readonly("num_regions", [](const Plan& plan) { return plan.regions.size(); })
       .def_property_readonly("num_chunks", [](const Plan& plan) { return plan.chunks.size(); })
       .def("sources", &SourcesOf)
-      .def("regions", &RegionsOf)
-      .def("encode_table", &EncodeTable, py::arg("source_index"));
+      .def("regions", &RegionsOf);
   module.def("make_plan", &MakePlanFromArrays, py::arg("layouts"), py::arg("pairs"),
              py::arg("sink_process"), py::arg("chunk_nbytes"));
   py::class_<ShardDirectory, std::shared_ptr<ShardDirectory>>(module, "ShardDirectory")

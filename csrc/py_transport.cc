@@ -1,13 +1,13 @@
-#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "exporter.h"
 #include "fetcher.h"
+#include "py_arrays.h"
 #include "py_errors.h"
 #include "py_module.h"
 
@@ -15,14 +15,6 @@ namespace tsr {
 namespace {
 
 namespace py = pybind11;
-
-template <typename T>
-using Array = py::array_t<T, py::array::c_style>;
-
-template <typename T>
-std::span<const T> SpanOf(const Array<T>& array) {
-  return {array.data(), static_cast<size_t>(array.size())};
-}
 
 // Joins threads, so it must not hold the GIL, also where the last reference goes.
 struct ClosesWithoutGil {
@@ -35,30 +27,35 @@ struct ClosesWithoutGil {
 template <typename T>
 using Owned = std::unique_ptr<T, ClosesWithoutGil>;
 
-template <typename Call>
-void WithoutGil(Call call) {
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = call();
+// No object is made under a lock: that may run the garbage collector, and so any Python code, which
+// may ask for the same.
+py::dict StatsOf(const RailStatsTable& table) {
+  std::map<std::string, const RailStats*> stats_of;
+  table.ForEach([&](const std::string& rail, const RailStats& stats) { stats_of[rail] = &stats; });
+  py::dict rails;
+  for (const auto& [rail, stats] : stats_of) {
+    py::dict row;
+    row["nbytes"] = stats->nbytes.load();
+    row["num_chunks"] = stats->num_chunks.load();
+    row["num_retries"] = stats->num_retries.load();
+    row["num_lost"] = stats->num_lost.load();
+    row["copy_s"] = static_cast<double>(stats->copy_ns.load()) * 1e-9;
+    row["wire_s"] = static_cast<double>(stats->wire_ns.load()) * 1e-9;
+    row["checksum_s"] = static_cast<double>(stats->checksum_ns.load()) * 1e-9;
+    rails[py::str(rail)] = row;
   }
-  ThrowIfError(status);
+  return rails;
 }
 
-py::dict StatsOf(const RailStatsTable& table) {
-  py::dict rails;
-  table.ForEach([&](const std::string& rail, const RailStats& stats) {
-    py::dict row;
-    row["nbytes"] = stats.nbytes.load();
-    row["num_chunks"] = stats.num_chunks.load();
-    row["num_retries"] = stats.num_retries.load();
-    row["num_lost"] = stats.num_lost.load();
-    row["copy_s"] = static_cast<double>(stats.copy_ns.load()) * 1e-9;
-    row["wire_s"] = static_cast<double>(stats.wire_ns.load()) * 1e-9;
-    row["checksum_s"] = static_cast<double>(stats.checksum_ns.load()) * 1e-9;
-    rails[py::str(rail)] = row;
+py::dict LostReasons(Fetcher& fetcher) {
+  std::map<uint32_t, std::string> reason_of;
+  fetcher.ForEachSource([&](SourceLink& source) {
+    std::lock_guard lock(source.mutex);
+    if (!source.lost_reason.empty()) reason_of[source.process] = source.lost_reason;
   });
-  return rails;
+  py::dict reasons;
+  for (const auto& [process, reason] : reason_of) reasons[py::int_(process)] = TextOf(reason);
+  return reasons;
 }
 
 Owned<Exporter> MakeExporter(const ShardDirectory& directory, int num_workers,
@@ -79,15 +76,6 @@ bool Wait(const Fetcher& fetcher, double timeout_s) {
   bool done = false;
   WithoutGil([&] { return fetcher.Wait(Deadline::After(timeout_s), &done); });
   return done;
-}
-
-py::dict LostReasons(Fetcher& fetcher) {
-  py::dict reasons;
-  fetcher.ForEachSource([&](SourceLink& source) {
-    std::lock_guard lock(source.mutex);
-    if (!source.lost_reason.empty()) reasons[py::int_(source.process)] = source.lost_reason;
-  });
-  return reasons;
 }
 
 void BindExporter(py::module_& module) {

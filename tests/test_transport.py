@@ -1,6 +1,8 @@
 import contextlib
+import gc
 import multiprocessing
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from tpu_sync_rl import _native
-from tpu_sync_rl.errors import CorruptionError, SyncError, VersionError
+from tpu_sync_rl.errors import CorruptionError, PlanError, SyncError, VersionError
 from tpu_sync_rl.transport import Exporter, Fetcher
 
 SHAPE = (600, 500)
@@ -114,6 +116,51 @@ def test_versions_arrive_one_after_another(exporter, sink):
         assert sink.holds(array)
         assert sink.fetcher.progress_nbytes() == array.nbytes
         exporter.withdraw(version)
+
+
+def test_what_a_source_says_is_shown_though_it_is_no_text(sink):
+    frame = struct.Struct("<3sBIQQQ")
+    ours, theirs = socket.socketpair()
+    sink.fetcher.begin(1, sink.addresses)
+    sink.fetcher.add_stream(0, ours.detach(), "rail")
+    with theirs, theirs.makefile("rb") as stream:
+        magic, _, table, *_, nbytes = frame.unpack(stream.read(frame.size))
+        stream.read(nbytes)
+        theirs.sendall(frame.pack(magic, 21, table, 0, 0, 4) + b"\xff no")
+        with pytest.raises(PlanError, match=r"source process 0: \\xff no"):
+            sink.fetcher.wait(WAIT_S)
+        assert stream.read() == b""
+    assert sink.fetcher.lost_reasons() == {0: r"source process 0: \xff no"}
+
+
+def _ask_for_stats_within_collections() -> None:
+    exporter = make_exporter()
+    for rail in ("a", "b", "c"):
+        exporter.add_connection(socket.socketpair()[0].detach(), 7, rail)
+    asking = False
+
+    def ask(phase: str, info: dict[str, int]) -> None:
+        nonlocal asking
+        if not asking:
+            asking = True
+            exporter.stats()
+            asking = False
+
+    gc.callbacks.append(ask)
+    gc.set_threshold(1)
+    kept = [exporter.stats() for _ in range(1000)]
+    gc.callbacks.remove(ask)
+    assert kept
+
+
+def test_stats_may_be_asked_for_by_what_runs_while_they_are_made():
+    # Making objects may collect garbage, which runs Python code; under a lock that would hang.
+    child = multiprocessing.get_context("spawn").Process(target=_ask_for_stats_within_collections)
+    child.start()
+    child.join(2 * WAIT_S)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
 
 
 def test_stats_are_of_the_version_that_began_last(exporter, sink):
