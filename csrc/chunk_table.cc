@@ -110,7 +110,7 @@ class RegionDecoder {
     if (rank > ranges_left_) return Invalid("region", index, "lacks a range");
     ranges_left_ -= rank;
     table_->regions.push_back({static_cast<uint32_t>(found), op, table_->boxes.size()});
-    int64_t volume = 1;
+    uint64_t volume = 1;  // at most the shard's, which fits, unless that has none
     for (int dim = 0; dim < rank; ++dim) {
       const auto start = reader_.Read<uint64_t>();
       const auto extent = reader_.Read<uint64_t>();
@@ -120,10 +120,9 @@ class RegionDecoder {
       }
       table_->boxes.push_back(static_cast<int64_t>(start));
       table_->boxes.push_back(static_cast<int64_t>(start + extent));
-      volume *= static_cast<int64_t>(extent);  // at most the shard's, which fits
+      volume *= extent;
     }
-    *nbytes = static_cast<uint64_t>(volume) *
-              static_cast<uint64_t>(op.is_copy() ? shard.itemsize : ItemsizeOf(op.to()));
+    *nbytes = volume * static_cast<uint64_t>(op.is_copy() ? shard.itemsize : ItemsizeOf(op.to()));
     return Status();
   }
 
@@ -176,6 +175,7 @@ Status ShardDirectory::Make(std::vector<Shard> shards, std::vector<int64_t> rang
         (shard.kind != FloatKind::kNone && shard.itemsize != ItemsizeOf(shard.kind))) {
       return Invalid(name + ": itemsize " + std::to_string(shard.itemsize) + " is wrong");
     }
+    directory.first_stride_.push_back(directory.num_strides() + shard.rank);
   }
   const auto name = [&](uint32_t i) { return std::tuple(all[i].leaf, all[i].box); };
   directory.order_.resize(all.size());

@@ -38,13 +38,17 @@ class ShardDirectory {
   BoxView range(const Shard& shard) const {
     return BoxView(ranges_).subspan(shard.range_offset, 2 * shard.rank);
   }
+  // Where the strides of a shard begin in a list of those of all shards, and how many that has.
+  size_t first_stride(size_t index) const { return first_stride_[index]; }
+  size_t num_strides() const { return first_stride_.back(); }
   // Index into shard(), or -1.
   int64_t Find(uint32_t leaf, uint32_t box) const;
 
  private:
   std::vector<Shard> shards_;  // as they were given
   std::vector<int64_t> ranges_;
-  std::vector<uint32_t> order_;  // shards_ sorted by (leaf, box)
+  std::vector<size_t> first_stride_ = {0};  // shape=[num_shards + 1]
+  std::vector<uint32_t> order_;             // shards_ sorted by (leaf, box)
   uint32_t num_leaves_ = 0;
 };
 

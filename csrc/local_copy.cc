@@ -49,14 +49,9 @@ class LocalCopy {
       return Invalid(std::to_string(memory_.addresses.size()) + " addresses for " +
                      std::to_string(directory_.num_shards()) + " shards");
     }
-    size_t num_strides = 0;
-    for (size_t i = 0; i < directory_.num_shards(); ++i) {
-      first_stride_.push_back(num_strides);
-      num_strides += directory_.shard(i).rank;
-    }
-    if (memory_.strides.size() != num_strides) {
+    if (memory_.strides.size() != directory_.num_strides()) {
       return Invalid(std::to_string(memory_.strides.size()) + " strides where the shards have " +
-                     std::to_string(num_strides) + " dimensions");
+                     std::to_string(directory_.num_strides()) + " dimensions");
     }
     const auto negative = [](int64_t stride) { return stride < 0; };
     if (std::ranges::any_of(memory_.strides, negative)) return Invalid("a stride is negative");
@@ -107,7 +102,7 @@ class LocalCopy {
     const ShardDirectory::Shard& shard = directory_.shard(shards_[index]);
     const size_t rank = shard.rank;
     const BoxView source = directory_.range(shard);
-    const auto strides = memory_.strides.subspan(first_stride_[shards_[index]], rank);
+    const auto strides = memory_.strides.subspan(directory_.first_stride(shards_[index]), rank);
     for (uint32_t placement : PlacementsOf(region)) {
       const BoxView sink = SinkOf(pair).box(placement);
       std::array<int64_t, 2 * kMaxRank> part_ranges;
@@ -141,9 +136,8 @@ class LocalCopy {
   const Plan& plan_;
   const ShardDirectory& directory_;
   const LocalMemory memory_;
-  std::vector<size_t> first_stride_;  // per shard
-  std::vector<size_t> first_sink_;    // per pair
-  std::vector<uint32_t> shards_;      // per region, its index in the directory
+  std::vector<size_t> first_sink_;  // per pair
+  std::vector<uint32_t> shards_;    // per region, its index in the directory
   std::atomic<size_t> next_chunk_{0};
 };
 

@@ -9,37 +9,27 @@ Status NotPublished(uint64_t version) {
   return Status(Code::kGone, "version " + std::to_string(version) + " is not published here");
 }
 
-size_t NumStrides(const ShardDirectory& directory) {
-  size_t num_strides = 0;
-  for (size_t i = 0; i < directory.num_shards(); ++i) num_strides += directory.shard(i).rank;
-  return num_strides;
-}
-
 }  // namespace
 
-PublishedVersion::PublishedVersion(const ShardDirectory& directory, uint64_t version,
+PublishedVersion::PublishedVersion(const ShardDirectory* directory, uint64_t version,
                                    std::span<const uint64_t> addresses,
                                    std::span<const int64_t> strides)
-    : version_(version),
+    : directory_(directory),
+      version_(version),
       addresses_(addresses.begin(), addresses.end()),
       strides_(strides.begin(), strides.end()),
-      stride_offsets_{0},
-      held_(directory.num_leaves(), true) {
-  stride_offsets_.reserve(directory.num_shards() + 1);
-  for (size_t i = 0; i < directory.num_shards(); ++i) {
-    stride_offsets_.push_back(stride_offsets_.back() + directory.shard(i).rank);
-  }
-}
+      held_(directory->num_leaves(), true) {}
 
 Status PublishedVersions::Publish(uint64_t version, std::span<const uint64_t> addresses,
                                   std::span<const int64_t> strides) {
-  if (addresses.size() != directory_->num_shards() || strides.size() != NumStrides(*directory_)) {
+  if (addresses.size() != directory_->num_shards() || strides.size() != directory_->num_strides()) {
     return Status(Code::kInvalid, "publish: expected " + std::to_string(directory_->num_shards()) +
-                                      " addresses and " + std::to_string(NumStrides(*directory_)) +
-                                      " strides, got " + std::to_string(addresses.size()) +
-                                      " and " + std::to_string(strides.size()));
+                                      " addresses and " +
+                                      std::to_string(directory_->num_strides()) + " strides, got " +
+                                      std::to_string(addresses.size()) + " and " +
+                                      std::to_string(strides.size()));
   }
-  auto given = std::make_shared<PublishedVersion>(*directory_, version, addresses, strides);
+  auto given = std::make_shared<PublishedVersion>(directory_, version, addresses, strides);
   std::lock_guard lock(mutex_);
   const auto [it, is_new] = versions_.emplace(version, given);
   if (is_new) return Status();
@@ -48,7 +38,7 @@ Status PublishedVersions::Publish(uint64_t version, std::span<const uint64_t> ad
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (published.held_[directory_->shard(i).leaf]) continue;
     published.addresses_[i] = addresses[i];
-    std::ranges::copy(given->strides(i), published.strides_.begin() + published.stride_offsets_[i]);
+    std::ranges::copy(given->strides(i), published.strides_.begin() + directory_->first_stride(i));
   }
   published.held_.assign(published.held_.size(), true);
   return Status();

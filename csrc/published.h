@@ -18,7 +18,7 @@ namespace tsr {
 // long as the reader can be stopped by whoever withdraws it.
 class PublishedVersion {
  public:
-  PublishedVersion(const ShardDirectory& directory, uint64_t version,
+  PublishedVersion(const ShardDirectory* directory, uint64_t version,
                    std::span<const uint64_t> addresses, std::span<const int64_t> strides);
 
   uint64_t version() const { return version_; }
@@ -27,18 +27,18 @@ class PublishedVersion {
   }
   // Bytes between neighbours along each dimension; shape=[rank].
   std::span<const int64_t> strides(size_t shard) const {
-    return std::span(strides_).subspan(stride_offsets_[shard],
-                                       stride_offsets_[shard + 1] - stride_offsets_[shard]);
+    return std::span(strides_).subspan(directory_->first_stride(shard),
+                                       directory_->shard(shard).rank);
   }
 
  private:
   friend class PublishedVersions;
 
+  const ShardDirectory* const directory_;
   const uint64_t version_;
   std::vector<uint64_t> addresses_;  // shape=[num_shards]
   std::vector<int64_t> strides_;
-  std::vector<size_t> stride_offsets_;  // shape=[num_shards + 1]
-  std::vector<bool> held_;              // shape=[num_leaves]
+  std::vector<bool> held_;  // shape=[num_leaves]
 };
 
 // Thread-safe. `directory` outlives it. Taking memory away here stops no reader that has begun:

@@ -110,6 +110,25 @@ TEST(DecodeChunkTable, RefusesEveryWrongNumber) {
   ExpectRefused(good + std::string(16, '\0'), "left over");
 }
 
+TEST(DecodeChunkTable, RefusesRegionsOfAnEmptyShardOfHugeExtents) {
+  constexpr auto kHuge = int64_t{1} << 62;
+  ShardDirectory directory;
+  ASSERT_TRUE(ShardDirectory::Make({{7, 1, 4, FloatKind::kF32, 3, 0}}, {0, kHuge, 0, kHuge, 0, 0},
+                                   10, &directory)
+                  .ok());
+  std::string bytes = EncodeChunkTable(ExamplePlan(), 0) + std::string(16, '\0');
+  bytes = With<uint8_t>(bytes, kRank, 3);
+  bytes = With<uint64_t>(bytes, kStart0, 0);
+  bytes = With<uint64_t>(bytes, kExtent0, kHuge);
+  bytes = With<uint64_t>(bytes, kExtent0 + 16, kHuge);
+  bytes = With<uint64_t>(bytes, kExtent0 + 32, 1);
+  ChunkTable table;
+  const Status status =
+      DecodeChunkTable({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, directory,
+                       kMaxChunkNbytes, &table);
+  EXPECT_EQ(status.message(), "chunk table: region 0 is not within its shard");
+}
+
 TEST(DecodeChunkTable, RefusesEveryPrefix) {
   const std::string good = EncodeChunkTable(ExamplePlan(), 0);
   for (size_t n = 0; n < good.size(); ++n) {
