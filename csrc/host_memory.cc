@@ -27,7 +27,7 @@ size_t RoundUp(size_t nbytes) {
 
 Status SystemError(const char* what, size_t nbytes, int error) {
   return Status(Code::kSystem, std::string(what) + " of " + std::to_string(nbytes) +
-                                   " bytes of host memory: " + std::strerror(error));
+                                   " bytes of host memory: " + ::strerrordesc_np(error));
 }
 
 // Maps memory that begins on a huge page, by cutting off both ends of a larger mapping.
