@@ -51,7 +51,8 @@ Status Exporter::DropLeaves(uint64_t version, std::span<const uint32_t> leaves) 
 }
 
 void Exporter::Withdraw(uint64_t version) {
-  if (!versions_.Withdraw(version)) return;
+  versions_.Withdraw(version);
+  // Also where another call has withdrawn it: that one may not have come to its end yet.
   CloseStreams([&](const SourceStream& stream) { return stream.Reads(version); });
   // Only now: no worker can be about to count a chunk of it.
   tables_.ForgetVersion(version);
@@ -64,11 +65,6 @@ Status Exporter::AddConnection(UniqueFd fd, uint64_t sink, const std::string& ra
   Status status(Code::kCancelled, "the exporter is closed");
   worker.loop->PostAndWait([&] { status = worker.loop->Add(std::move(stream), EPOLLIN); });
   return status;
-}
-
-void Exporter::ForgetSink(uint64_t sink) {
-  CloseStreams([&](const SourceStream& stream) { return stream.sink() == sink; });
-  tables_.Forget(sink);
 }
 
 void Exporter::Close() {

@@ -46,8 +46,6 @@ class Exporter {
 
   // Takes over an authenticated connection.
   Status AddConnection(UniqueFd fd, uint64_t sink, const std::string& rail);
-  // Closes the connections of a sink and forgets its table.
-  void ForgetSink(uint64_t sink);
 
   const RailStatsTable& stats() const { return stats_; }
   // Ends every connection and the threads; no more are taken.

@@ -57,9 +57,9 @@ Status PublishedVersions::DropLeaves(uint64_t version, std::span<const uint32_t>
   return Status();
 }
 
-bool PublishedVersions::Withdraw(uint64_t version) {
+void PublishedVersions::Withdraw(uint64_t version) {
   std::lock_guard lock(mutex_);
-  return versions_.erase(version) > 0;
+  versions_.erase(version);
 }
 
 bool PublishedVersions::Holds(uint64_t version) const {

@@ -52,8 +52,8 @@ class PublishedVersions {
   Status Publish(uint64_t version, std::span<const uint64_t> addresses,
                  std::span<const int64_t> strides);
   Status DropLeaves(uint64_t version, std::span<const uint32_t> leaves);
-  // False where it was not published.
-  bool Withdraw(uint64_t version);
+  // Nothing where it is not published.
+  void Withdraw(uint64_t version);
 
   bool Holds(uint64_t version) const;
   // The version, if it holds every leaf of the chunk; else kGone names what is missing.

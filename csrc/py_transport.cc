@@ -110,8 +110,6 @@ void BindExporter(py::module_& module) {
             WithoutGil([&] { return self.AddConnection(UniqueFd(fd), sink, rail); });
           },
           py::arg("fd"), py::arg("sink"), py::arg("rail"))
-      .def("forget_sink", &Exporter::ForgetSink, py::arg("sink"),
-           py::call_guard<py::gil_scoped_release>())
       .def("stats", [](const Exporter& self) { return StatsOf(self.stats()); })
       .def("close", &Exporter::Close, py::call_guard<py::gil_scoped_release>());
 }

@@ -4,11 +4,22 @@
 
 namespace tsr {
 
+void SinkTables::AddStream(uint64_t sink) {
+  std::lock_guard lock(mutex_);
+  ++sinks_[sink].num_streams;
+}
+
+void SinkTables::RemoveStream(uint64_t sink) {
+  std::lock_guard lock(mutex_);
+  const auto it = sinks_.find(sink);
+  if (--it->second.num_streams == 0) sinks_.erase(it);
+}
+
 void SinkTables::Set(uint64_t sink, uint32_t id, std::shared_ptr<const ChunkTable> table) {
   std::lock_guard lock(mutex_);
   Sink& known = sinks_[sink];
   if (known.table && *known.table == *table) return;
-  known = Sink{id, std::move(table), {}};
+  known = Sink{known.num_streams, id, std::move(table), {}};
 }
 
 std::shared_ptr<const ChunkTable> SinkTables::Find(uint64_t sink, uint32_t id) const {
@@ -17,15 +28,10 @@ std::shared_ptr<const ChunkTable> SinkTables::Find(uint64_t sink, uint32_t id) c
   return it == sinks_.end() || it->second.id != id ? nullptr : it->second.table;
 }
 
-void SinkTables::Forget(uint64_t sink) {
-  std::lock_guard lock(mutex_);
-  sinks_.erase(sink);
-}
-
 void SinkTables::MarkDone(uint64_t sink, uint32_t id, uint64_t version, uint64_t chunk) {
   std::lock_guard lock(mutex_);
   const auto it = sinks_.find(sink);
-  if (it == sinks_.end() || it->second.id != id) return;
+  if (it == sinks_.end() || !it->second.table || it->second.id != id) return;
   const ChunkTable& table = *it->second.table;
   if (chunk >= table.chunks.size()) return;
   Progress& progress = it->second.versions[version];
@@ -58,7 +64,7 @@ std::vector<uint32_t> SinkTables::FinishedLeaves(uint64_t version,
     std::lock_guard lock(mutex_);
     for (const uint64_t id : sinks) {
       const auto sink = sinks_.find(id);
-      if (sink == sinks_.end()) return {};
+      if (sink == sinks_.end() || !sink->second.table) return {};
       const auto progress = sink->second.versions.find(version);
       const std::vector<uint32_t>& num_left = progress == sink->second.versions.end()
                                                   ? sink->second.table->chunks_per_leaf

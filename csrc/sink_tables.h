@@ -17,11 +17,15 @@ class SinkTables {
  public:
   explicit SinkTables(const ShardDirectory* directory) : directory_(directory) {}
 
+  // Every stream of a sink begins and ends with these. With the last one goes what is known of the
+  // sink; one that connects again shows its table again.
+  void AddStream(uint64_t sink);
+  void RemoveStream(uint64_t sink);
+
   // Another table of a sink replaces its former one, and what it has verified starts anew.
   void Set(uint64_t sink, uint32_t id, std::shared_ptr<const ChunkTable> table);
   // Null where the sink's table is another one.
   std::shared_ptr<const ChunkTable> Find(uint64_t sink, uint32_t id) const;
-  void Forget(uint64_t sink);
 
   // Counts a chunk that the sink has verified; more than once is as good as once.
   void MarkDone(uint64_t sink, uint32_t id, uint64_t version, uint64_t chunk);
@@ -36,6 +40,7 @@ class SinkTables {
     std::vector<uint32_t> num_left;  // shape=[num_leaves]: chunks that are not done
   };
   struct Sink {
+    size_t num_streams = 0;
     uint32_t id = 0;
     std::shared_ptr<const ChunkTable> table;
     std::map<uint64_t, Progress> versions;

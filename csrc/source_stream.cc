@@ -19,7 +19,14 @@ constexpr size_t kMaxTakenBlocks = 16;
 }  // namespace
 
 SourceStream::SourceStream(UniqueFd fd, uint64_t sink, RailStats* stats, SourceWorker* worker)
-    : Pollable(std::move(fd)), sink_(sink), stats_(stats), worker_(worker) {}
+    : Pollable(std::move(fd)), sink_(sink), stats_(stats), worker_(worker) {
+  worker_->tables->AddStream(sink_);
+}
+
+SourceStream::~SourceStream() {
+  Close();
+  worker_->tables->RemoveStream(sink_);
+}
 
 void SourceStream::Close() {
   worker_->blocks.GiveBack(std::move(block_));

@@ -33,12 +33,11 @@ struct SourceWorker {
 class SourceStream final : public Pollable {
  public:
   SourceStream(UniqueFd fd, uint64_t sink, RailStats* stats, SourceWorker* worker);
-  ~SourceStream() override { Close(); }
+  ~SourceStream() override;
 
   void OnReady(uint32_t events) override;
   void OnTick(Clock::time_point now) override;
 
-  uint64_t sink() const { return sink_; }
   // Whether it is in the middle of sending this version, or these leaves of it.
   bool Reads(uint64_t version) const { return gather_ && gather_->version() == version; }
   bool Reads(uint64_t version, std::span<const uint32_t> leaves) const;

@@ -213,14 +213,6 @@ def test_version_that_is_not_published_is_a_version_error(exporter, sink):
         sink.fetch(3)
 
 
-def test_forgotten_sink_loses_its_streams(exporter, sink):
-    publish(exporter, 1, leaf(1))
-    connect(exporter, sink)
-    exporter.forget_sink(7)
-    until(lambda: not sink.fetcher.num_streams(0))
-    assert sink.fetcher.lost_reasons() == {0: "closed by the peer"}
-
-
 def _flip_first_of_each_chunk(source: socket.socket, sink: socket.socket, num_flips: int) -> None:
     """Forwards what a source says, and changes a byte in each of its first chunks."""
     with source.makefile("rb") as stream, contextlib.suppress(OSError):

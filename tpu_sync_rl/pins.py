@@ -10,6 +10,7 @@ import jax
 
 from tpu_sync_rl.buffers import Aliases
 from tpu_sync_rl.deadline import seconds_left
+from tpu_sync_rl.errors import VersionError
 from tpu_sync_rl.messages import Pins, PinsKept
 from tpu_sync_rl.transport import Exporter
 
@@ -152,6 +153,8 @@ class PinnedVersions:
                 for leaf in self._exporter.finished_leaves(version, sinks)
                 if aliases.holds(leaf)
             ]
+            # Another thread may have let go of the version meanwhile, and of all its leaves.
             if finished:
-                self._exporter.drop_leaves(version, finished)
-                aliases.drop(finished)
+                with contextlib.suppress(VersionError):
+                    self._exporter.drop_leaves(version, finished)
+                    aliases.drop(finished)

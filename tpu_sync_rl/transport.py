@@ -118,10 +118,6 @@ class Exporter:
         """Takes over the connection `fd` to a sink that has proved its id."""
         self._native.add_connection(fd, sink, rail)
 
-    def forget_sink(self, sink: int) -> None:
-        """Closes the connections of a sink, and forgets what it reads and has."""
-        self._native.forget_sink(sink)
-
     def stats(self) -> _Counters:
         """Counters of each rail since the start: nbytes, num_chunks, num_lost and more."""
         return self._native.stats()
