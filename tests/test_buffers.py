@@ -33,8 +33,8 @@ def _params() -> dict[str, jax.Array]:
     return {"v": made() + 1, "w": made()}
 
 
-def _sharding(*spec: Any) -> NamedSharding:
-    return NamedSharding(MESH, P(*spec))
+def _sharding(*spec: Any, memory_kind: str | None = None) -> NamedSharding:
+    return NamedSharding(MESH, P(*spec), memory_kind=memory_kind)
 
 
 def _memory(aliases: Aliases, leaf: int, dtype: Any) -> list[np.ndarray]:
@@ -121,6 +121,32 @@ def test_pinned_bytes_stay_when_the_arrays_are_donated() -> None:
     jax.block_until_ready(params)
     assert b"".join(memory.tobytes() for memory in _memory(aliases, 1, np.float32)) == before
     assert sum(memory.sum() for memory in _memory(aliases, 1, np.float32)) == expected.sum()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "bool", "complex64"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        SingleDeviceSharding(jax.devices()[2]),
+        _sharding(),
+        _sharding("b"),
+        _sharding("b", memory_kind="pinned_host"),
+        Format(Layout((1, 0)), _sharding("b")),
+    ],
+    ids=["one device", "replicated", "sharded", "pinned host", "columns"],
+)
+def test_every_leaf_is_pinned_where_it_lies(dtype: str, target: Any) -> None:
+    values = np.arange(32).reshape(8, 4).astype(jnp.dtype(dtype))
+    array = jax.jit(lambda: jnp.asarray(values), out_shardings=target)()
+    aliases = AliasResolver().resolve({"w": array})
+    assert set(aliases.addresses.tolist()) <= set(_pointers(array))
+    before = [memory.tobytes() for memory in _memory(aliases, 0, values.dtype)]
+    stepped = jax.jit(lambda x: jnp.zeros_like(x), donate_argnums=0, out_shardings=target)(array)
+    jax.block_until_ready(stepped)
+    assert [memory.tobytes() for memory in _memory(aliases, 0, values.dtype)] == before
+    assert b"".join(before) == b"".join(
+        np.ascontiguousarray(part).tobytes() for part in np.split(values, len(before))
+    )
 
 
 def test_keys_and_columns_stay_when_they_are_donated() -> None:
@@ -221,6 +247,23 @@ def test_a_version_like_the_one_before_keeps_manifest_and_directory() -> None:
     assert renamed.manifest.digest != other.manifest.digest
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        AliasResolver().resolve(_params())
+        assert gc.isenabled() == enabled
+        with pytest.raises(ValueError, match="deleted"):
+            params = _params()
+            table = shard_table(list(params), list(params.values()), wanted=False)
+            params["v"].delete()
+            Aliases(table.manifest, LocalShards.of(table, 0), list(params.values()))
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
 def test_params_in_flight_are_waited_for() -> None:
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, y: y @ x, x))
     result = slow(jnp.eye(256))
@@ -278,11 +321,9 @@ def test_a_leaf_that_is_no_array_is_refused_by_key() -> None:
         AliasResolver().resolve({"w": struct})
 
 
-def test_a_tiled_leaf_is_refused_by_key() -> None:
-    array = _params()["w"]
-    tiled = Format(Layout((0, 1), tiling=((8, 128),)), array.sharding)
-    with (
-        mock.patch.object(type(array), "format", property(lambda _: tiled)),
-        pytest.raises(ValueError, match=r"leaf 'w' lies in memory as .*tiling=.*without tiles"),
-    ):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tiled_leaf_is_refused_by_key(dtype: str) -> None:
+    tiled = Format(Layout((0, 1), tiling=((8, 128),)), SingleDeviceSharding(jax.devices()[0]))
+    array = jax.jit(lambda: jnp.zeros((16, 256), dtype), out_shardings=tiled)()
+    with pytest.raises(ValueError, match=r"leaf 'w' lies in memory as .*tiling=.*without tiles"):
         AliasResolver().resolve({"w": array})

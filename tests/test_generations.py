@@ -313,6 +313,53 @@ def test_a_generation_that_is_given_up_is_free() -> None:
     assert pool.acquire(0.0) is not None
 
 
+def test_arrays_are_made_over_memory_that_is_free_before_it_is_asked_for() -> None:
+    pool = _pool(_struct((1024,), "b"), _struct((8, 8), "a"), max_generations=1)
+    pool.prepare(lambda: False)
+    assert pool._num_generations == 0, "nothing is free, and nothing is allocated"
+    _versions(pool, 1)
+    gc.collect()
+    pool.prepare(lambda: False)
+    generation = _acquired(pool)
+    assert pool.acquire(0.0) is None
+    prepared = list(generation._arrays)
+    _fill(pool, generation, [np.full((1024,), 2, np.float32), np.full((8, 8), 3, np.float32)])
+    arrays = generation.arrays()
+    assert all(array is made for array, made in zip(arrays, prepared, strict=True))
+    assert [set(np.asarray(array).ravel().tolist()) for array in arrays] == [{2}, {3}]
+
+
+def test_making_arrays_beforehand_ends_when_there_is_more_to_do_and_goes_on_later() -> None:
+    pool = _pool(*[_struct((64,), "b")] * 3, max_generations=1)
+    _versions(pool, 1)
+    gc.collect()
+    answers = iter([False, False, True])
+    pool.prepare(lambda: next(answers))
+    first = pool._prepared
+    assert first is not None
+    assert [array is not None for array in first._arrays] == [True, True, False]
+    pool.prepare(lambda: False)
+    assert pool._prepared is first
+    assert all(array is not None for array in first._arrays)
+    assert _acquired(pool) is first
+
+
+def test_memory_that_gets_free_is_told() -> None:
+    pool = _pool(_struct((64,), "b"), max_generations=1)
+    told: list[bool] = []
+    pool.when_free(lambda: told.append(True))
+    held = _versions(pool, 1)
+    gc.collect()
+    assert told == []
+    del held
+    gc.collect()
+    assert told == [True]
+    pool.prepare(lambda: False)
+    pool.close()
+    gc.collect()
+    assert told == [True], "a closed pool has nobody to tell"
+
+
 def test_arrays_outlive_their_pool() -> None:
     pool = _pool(_struct((1024,), "b"))
     free, (array,) = _acquired(pool), _versions(pool, 3)

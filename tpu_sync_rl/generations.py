@@ -60,6 +60,7 @@ class Sink:
     nbytes: int
     leaves: tuple[_SinkLeaf, ...]  # in the manifest's order
     copied: set[int]  # leaves of which JAX makes copies: when their bytes are there, not before
+    aliased: set[int]  # leaves that were seen not to be; dtype, layout and alignment decide
 
     @classmethod
     def of(
@@ -95,7 +96,7 @@ class Sink:
             for index, leaf in enumerate(made)
             if leaf.key_impl is not None or not shards.in_place[index]
         }
-        return cls(shards, ends[:-1], int(ends[-1]), tuple(made), copied)
+        return cls(shards, ends[:-1], int(ends[-1]), tuple(made), copied, set())
 
     def allocate(self) -> HostMemory:
         """Memory for one version. Blocks until every page is there."""
@@ -132,6 +133,11 @@ class _Root(np.ndarray):
     """The memory of one generation. Made right over the buffer, it stays the base of its views."""
 
 
+def notice_dead_arrays() -> None:
+    """Has JAX let go of memory whose arrays have ended, as its next call would. Takes no time."""
+    gc.collect(0)
+
+
 class Generation:
     """One use of a block of memory: bytes are put in, then arrays are handed out.
 
@@ -149,13 +155,16 @@ class Generation:
         weakref.finalize(self._root, on_free, memory).atexit = False
         self._arrays: list[jax.Array | None] = [None] * len(sink.leaves)
 
-    def prepare_arrays(self) -> None:
+    def prepare_arrays(self, until: Callable[[], bool] = lambda: False) -> None:
         """Makes the arrays that alias the memory, so that handing out is quick.
 
-        Their bytes may land before, meanwhile or later. Leaves that JAX copies are left out.
+        Their bytes may land before, meanwhile or later. Leaves that JAX copies are left out. Ends
+        early where `until()`; what is made already is not made again.
         """
         for index, array in enumerate(self._arrays):
             if array is None and index not in self._sink.copied:
+                if until():
+                    return
                 self._arrays[index] = self._made(index, must_alias=True)
 
     def arrays(self) -> list[Any]:
@@ -194,9 +203,11 @@ class Generation:
         else:
             with jax.default_device(leaf.device):
                 array = jax.device_put(part((slice(None),) * len(leaf.shape)), may_alias=True)
-        if must_alias and not self._is_alias(index, array):
-            self._sink.copied.add(index)
-            return None
+        if must_alias and index not in self._sink.aliased:
+            if not self._is_alias(index, array):
+                self._sink.copied.add(index)
+                return None
+            self._sink.aliased.add(index)
         return array
 
     def _is_alias(self, index: int, array: jax.Array) -> bool:
@@ -225,6 +236,8 @@ class GenerationPool:
         self._num_generations = 0
         # Filled from destructors, which may run anywhere: SimpleQueue is made for that.
         self._free: queue.SimpleQueue[HostMemory] = queue.SimpleQueue()
+        self._on_free: Callable[[], object] = lambda: None
+        self._prepared: Generation | None = None
         self._collected_at = 0.0
         self._closed = False
 
@@ -234,23 +247,46 @@ class GenerationPool:
         Then the application still holds older params in all `max_generations` of them. Allocates,
         which blocks, the first two times, and later only while older params are held.
         """
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            return prepared
         deadline = time.monotonic() + timeout_s
         memory = self._take(0.0)
         may_grow = self._num_generations < self._max_generations
         if memory is None and self._num_generations >= min(2, self._max_generations):
-            self._collect(fully=may_grow)
+            notice_dead_arrays()
             memory = self._take(0.0)
+            if memory is None and may_grow:
+                gc.collect()
+                memory = self._take(0.0)
         if memory is None and may_grow:
             memory = self.sink.allocate()
             self._num_generations += 1
         while memory is None and (left_s := deadline - time.monotonic()) > 0:
             memory = self._take(min(left_s, _COLLECT_S))
-            self._collect(fully=False)
+            self._collect()
         return None if memory is None else Generation(self.sink, memory, self._give_back)
+
+    def prepare(self, until: Callable[[], bool]) -> None:
+        """Makes the arrays over memory that is free, if any, for the `acquire` that comes next.
+
+        Ends early where `until()`. For the thread that acquires.
+        """
+        if self._prepared is None:
+            memory = self._take(0.0)
+            if memory is None:
+                return
+            self._prepared = Generation(self.sink, memory, self._give_back)
+        self._prepared.prepare_arrays(until)
+
+    def when_free(self, call: Callable[[], object]) -> None:
+        """Has `call` called, on any thread and perhaps in a destructor, when memory gets free."""
+        self._on_free = call
 
     def close(self) -> None:
         """Gives memory back to the system: what is free now, the rest when its arrays are gone."""
         self._closed = True
+        self._prepared = None
         while self._take(0.0) is not None:
             pass
 
@@ -260,17 +296,18 @@ class GenerationPool:
         except queue.Empty:
             return None
 
-    def _collect(self, *, fully: bool) -> None:
-        """Ends arrays that nobody can reach; those in cycles if `fully`, or now and then."""
-        if fully or time.monotonic() >= self._collected_at + _COLLECT_S:
+    def _collect(self) -> None:
+        """Ends arrays that nobody can reach; those in cycles now and then."""
+        if time.monotonic() >= self._collected_at + _COLLECT_S:
             gc.collect()
             self._collected_at = time.monotonic()
         else:
-            gc.collect(0)
+            notice_dead_arrays()
 
     def _give_back(self, memory: HostMemory) -> None:
         if not self._closed:
             self._free.put(memory)
+            self._on_free()
 
 
 class ResultPool:
@@ -298,7 +335,7 @@ class ResultPool:
             raise ValueError(f"TSR_POOL_NBYTES is {limit!r}, expected a number of bytes")
         memory = self._take(sink.nbytes)
         if memory is None:
-            gc.collect(0)
+            notice_dead_arrays()
             memory = self._take(sink.nbytes) or sink.allocate()
         with self._lock:
             self._largest_nbytes = max(self._largest_nbytes, memory.nbytes)

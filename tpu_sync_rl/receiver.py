@@ -1,10 +1,12 @@
 """Receives versions in the background, into memory that no array of the application uses."""
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tpu_sync_rl import rails
@@ -86,13 +88,14 @@ class Receiver:
         self._trace = trace
         self._send = send
         self.sink = 0
-        self._commands: queue.SimpleQueue[TrainerUp | Fetch | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[TrainerUp | Fetch | _Freed | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._prepared: Received | None = None
         self._abandoned: Held | None = None
         self._newest_incarnation = ""
         self._closed = False
         self._source: _Source | None = None
+        pool.when_free(partial(self._commands.put, _Freed()))
         self._plans: dict[str, tuple[Plan | None, str]] = {}  # digest -> plan, or differences
         self._thread = threading.Thread(target=self._run, name="tsr-receiver", daemon=True)
         self._thread.start()
@@ -137,12 +140,20 @@ class Receiver:
 
     def _run(self) -> None:
         while (message := self._commands.get()) is not None and not self._closed:
-            if isinstance(message, TrainerUp):
-                self._meet(message)
-            else:
-                self._receive(message.held)
+            match message:
+                case TrainerUp():
+                    self._meet(message)
+                case Fetch():
+                    self._receive(message.held)
+                case _Freed():
+                    self._prepare()
         if self._source is not None:
             self._source.fetcher.close()
+
+    def _prepare(self) -> None:
+        """Makes the arrays of the version that comes next, until there is something else to do."""
+        with contextlib.suppress(Exception):  # whoever receives that version runs into it again
+            self._pool.prepare(until=lambda: not self._commands.empty())
 
     # --- a trainer
 
@@ -287,6 +298,10 @@ class Receiver:
                 return
             source.dial_errors.pop(process, None)
             source.fetcher.add_stream(process, fd, rail.name)
+
+
+class _Freed:
+    """The application let go of older params: arrays can be made over their memory beforehand."""
 
 
 class _Stopped(Exception):

@@ -14,7 +14,7 @@ from tpu_sync_rl.calls import GRACE_S, Calls
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import JobEndedError, SyncError, SyncTimeoutError, VersionError
-from tpu_sync_rl.generations import GenerationPool
+from tpu_sync_rl.generations import GenerationPool, notice_dead_arrays
 from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.messages import (
     Abandon,
@@ -207,6 +207,7 @@ class SamplerSession:
     # --- one call
 
     def _sync(self, take: Take, deadline: float) -> Update | None:
+        notice_dead_arrays()  # of older updates, so that their memory is made ready meanwhile
         number = take.call
         call = self._calls.open(number)
         self._asked = (take, deadline)

@@ -68,11 +68,14 @@ def shard_table(
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """A hashable value; leaves of one structure with equal signatures have equal shard tables."""
+    described = (jax.Array, jax.ShapeDtypeStruct)
     return tuple(
-        tuple(getattr(x, name, None) for name in ("dtype", "shape", "sharding", "weak_type"))
-        if isinstance(x, jax.Array | jax.ShapeDtypeStruct)
-        else type(x)
-        for x in leaves
+        [
+            (x.dtype, x.shape, getattr(x, "sharding", None), getattr(x, "weak_type", None))
+            if isinstance(x, described)
+            else type(x)
+            for x in leaves
+        ]
     )
 
 
