@@ -58,10 +58,13 @@ void Exporter::Withdraw(uint64_t version) {
   tables_.ForgetVersion(version);
 }
 
-Status Exporter::AddConnection(UniqueFd fd, uint64_t sink, const std::string& rail) {
-  TSR_RETURN_IF_ERROR(SetNonBlocking(fd.get()));
+Status Exporter::AddConnection(Connection connection, uint64_t sink, const std::string& rail) {
+  RailStats* const stats = stats_.Get(rail);
+  std::unique_ptr<Pipe> pipe;
+  TSR_RETURN_IF_ERROR(MakePipe(connection, End::kSource, stats, &pipe));
   SourceWorker& worker = *workers_[next_worker_++ % workers_.size()];
-  auto stream = std::make_unique<SourceStream>(std::move(fd), sink, stats_.Get(rail), &worker);
+  auto stream = std::make_unique<SourceStream>(std::move(connection.socket), std::move(pipe), sink,
+                                               stats, &worker);
   Status status(Code::kCancelled, "the exporter is closed");
   worker.loop->PostAndWait([&] { status = worker.loop->Add(std::move(stream), EPOLLIN); });
   return status;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "chunk_table.h"
-#include "fd_io.h"
+#include "pipe.h"
 #include "published.h"
 #include "rail_stats.h"
 #include "sink_tables.h"
@@ -45,7 +45,7 @@ class Exporter {
   }
 
   // Takes over an authenticated connection.
-  Status AddConnection(UniqueFd fd, uint64_t sink, const std::string& rail);
+  Status AddConnection(Connection connection, uint64_t sink, const std::string& rail);
 
   const RailStatsTable& stats() const { return stats_; }
   // Ends every connection and the threads; no more are taken.

@@ -50,7 +50,7 @@ SourceLink* Fetcher::Find(uint32_t process) {
 void Fetcher::WakeAll() {
   for (const auto& worker : workers_) {
     worker->loop->Post([loop = worker->loop.get()] {
-      loop->ForEach<SinkStream>([](SinkStream& stream) { stream.Pump(); });
+      loop->ForEach<SinkStream>([](SinkStream& stream) { stream.Wake(); });
     });
   }
 }
@@ -60,19 +60,22 @@ std::shared_ptr<Fetch> Fetcher::current() const {
   return fetch_;
 }
 
-Status Fetcher::AddStream(uint32_t process, UniqueFd fd, const std::string& rail) {
+Status Fetcher::AddStream(uint32_t process, Connection connection, const std::string& rail) {
   SourceLink* source = Find(process);
   if (source == nullptr) {
     return Status(Code::kInvalid, "the plan reads nothing from process " + std::to_string(process));
   }
-  TSR_RETURN_IF_ERROR(SetNonBlocking(fd.get()));
+  RailStats* const stats = stats_.Get(rail);
+  std::unique_ptr<Pipe> pipe;
+  TSR_RETURN_IF_ERROR(MakePipe(connection, End::kSink, stats, &pipe));
   SinkWorker& worker = *workers_[next_worker_++ % workers_.size()];
-  auto stream = std::make_unique<SinkStream>(std::move(fd), source, stats_.Get(rail), &worker);
+  auto stream = std::make_unique<SinkStream>(std::move(connection.socket), std::move(pipe), source,
+                                             stats, &worker);
   Status status(Code::kCancelled, "the fetcher is closed");
   worker.loop->PostAndWait([&] {
     SinkStream* added = stream.get();
     status = worker.loop->Add(std::move(stream), EPOLLIN);
-    if (status.ok()) added->Pump();
+    if (status.ok()) added->Wake();
   });
   return status;
 }

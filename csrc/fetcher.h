@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "deadline.h"
-#include "fd_io.h"
 #include "fetch.h"
+#include "pipe.h"
 #include "plan.h"
 #include "rail_stats.h"
 #include "sink_stream.h"
@@ -35,7 +35,7 @@ class Fetcher {
   ~Fetcher() { Close(); }
 
   // Takes over an authenticated connection to a source; kInvalid where the plan reads none such.
-  Status AddStream(uint32_t process, UniqueFd fd, const std::string& rail);
+  Status AddStream(uint32_t process, Connection connection, const std::string& rail);
   int NumStreams(uint32_t process) const;
 
   // Starts a version. Chunks of a source without a stream wait for one.

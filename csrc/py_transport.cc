@@ -106,10 +106,12 @@ void BindExporter(py::module_& module) {
           py::arg("version"), py::arg("sinks"))
       .def(
           "add_connection",
-          [](Exporter& self, int fd, uint64_t sink, const std::string& rail) {
-            WithoutGil([&] { return self.AddConnection(UniqueFd(fd), sink, rail); });
+          [](Exporter& self, int fd, uint64_t sink, const std::string& rail, int ring_fd) {
+            WithoutGil([&] {
+              return self.AddConnection({UniqueFd(fd), UniqueFd(ring_fd)}, sink, rail);
+            });
           },
-          py::arg("fd"), py::arg("sink"), py::arg("rail"))
+          py::arg("fd"), py::arg("sink"), py::arg("rail"), py::arg("ring_fd") = -1)
       .def("stats", [](const Exporter& self) { return StatsOf(self.stats()); })
       .def("close", &Exporter::Close, py::call_guard<py::gil_scoped_release>());
 }
@@ -120,10 +122,12 @@ void BindFetcher(py::module_& module) {
            py::arg("peer_timeout_s"), py::keep_alive<1, 2>())
       .def(
           "add_stream",
-          [](Fetcher& self, uint32_t process, int fd, const std::string& rail) {
-            WithoutGil([&] { return self.AddStream(process, UniqueFd(fd), rail); });
+          [](Fetcher& self, uint32_t process, int fd, const std::string& rail, int ring_fd) {
+            WithoutGil([&] {
+              return self.AddStream(process, {UniqueFd(fd), UniqueFd(ring_fd)}, rail);
+            });
           },
-          py::arg("source_process"), py::arg("fd"), py::arg("rail"))
+          py::arg("source_process"), py::arg("fd"), py::arg("rail"), py::arg("ring_fd") = -1)
       .def("num_streams", &Fetcher::NumStreams, py::arg("source_process"))
       .def(
           "begin",

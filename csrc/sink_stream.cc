@@ -19,8 +19,13 @@ constexpr Clock::duration kPingEvery = std::chrono::milliseconds(500);
 
 }  // namespace
 
-SinkStream::SinkStream(UniqueFd fd, SourceLink* source, RailStats* stats, SinkWorker* worker)
-    : Pollable(std::move(fd)), source_(source), stats_(stats), worker_(worker) {
+SinkStream::SinkStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, SourceLink* source,
+                       RailStats* stats, SinkWorker* worker)
+    : Pollable(std::move(fd)),
+      pipe_(std::move(pipe)),
+      source_(source),
+      stats_(stats),
+      worker_(worker) {
   ++source_->num_streams;
 }
 
@@ -69,15 +74,26 @@ void SinkStream::OnTick(Clock::time_point now) {
   } else if (now - last_sent_ > std::min(kPingEvery, worker_->peer_timeout / 4)) {
     Ask(Frame{.kind = FrameKind::kPing});
     Flush();
+    EndTurn();
   }
 }
 
-void SinkStream::OnReady(uint32_t events) {
-  if (events & EPOLLOUT) Flush();
-  if ((events & ~static_cast<uint32_t>(EPOLLOUT)) == 0) return;
+void SinkStream::OnReady(uint32_t) {
+  Flush();
   for (int i = 0; i < kReceivesPerTurn && !closed(); ++i) {
-    if (Receive() == Step::kBlocked) return;
+    if (Receive() == Step::kBlocked) break;
   }
+  EndTurn();
+}
+
+void SinkStream::Wake() {
+  Pump();
+  EndTurn();
+}
+
+void SinkStream::EndTurn() {
+  if (closed()) return;
+  worker_->loop->SetInterest(this, pipe_->EndTurn(/*receives=*/true, unsent_nbytes() > 0));
 }
 
 void SinkStream::Pump() {
@@ -122,13 +138,13 @@ void SinkStream::StartUpload() {
 }
 
 void SinkStream::Flush() {
-  while (!closed() && out_sent_nbytes_ < out_.size() + table_.size()) {
+  while (!closed() && unsent_nbytes() > 0) {
     iovec iov[2] = {{out_.data(), out_.size()}, {table_.data(), table_.size()}};
     IovecCursor cursor(iov, 2);
     cursor.Advance(out_sent_nbytes_);
-    const IoResult result = SendSome(fd(), cursor.iov(), cursor.num_iov());
+    const IoResult result = pipe_->Send(cursor.iov(), cursor.num_iov());
     if (result.lost()) return Lose(result.reason());
-    if (result.would_block()) return worker_->loop->SetInterest(this, EPOLLIN | EPOLLOUT);
+    if (result.would_block()) return;
     out_sent_nbytes_ += result.nbytes();
     last_sent_ = Clock::now();
     if (requests_.size() == 1) last_progress_ = last_sent_;
@@ -136,22 +152,23 @@ void SinkStream::Flush() {
   out_.clear();
   table_ = std::string();
   out_sent_nbytes_ = 0;
-  worker_->loop->SetInterest(this, EPOLLIN);
 }
 
 SinkStream::Step SinkStream::Receive() {
   iovec rest;
   IovecCursor into(&rest, 1);
+  Summed summed;
   if (payload_left_ > 0) {
     into = cursor_;
+    // What is staged is read again soon, what is in its place is not.
+    const Stores stores = block_->pieces().empty() ? Stores::kPastCache : Stores::kCached;
+    summed = {payload_left_, &crc_, stores};
   } else if (text_left_ > 0) {
     rest = {text_.data() + reply_.nbytes - text_left_, text_left_};
   } else {
     rest = {tail_.data() + tail_nbytes_, tail_.size() - tail_nbytes_};
   }
-  Stopwatch stopwatch;
-  const IoResult result = ReceiveSome(fd(), into.iov(), into.num_iov());
-  stopwatch.Lap(&stats_->wire_ns);
+  const IoResult result = pipe_->Receive(into.iov(), into.num_iov(), summed);
   if (result.lost()) Lose(result.reason());
   if (result.nbytes() == 0) return Step::kBlocked;
   last_progress_ = Clock::now();
@@ -170,19 +187,12 @@ SinkStream::Step SinkStream::Receive() {
 }
 
 void SinkStream::TakePayload(size_t nbytes) {
-  Stopwatch stopwatch;
   const size_t payload_nbytes = std::min(nbytes, payload_left_);
-  size_t left = payload_nbytes;
-  for (const iovec* iov = cursor_.iov(); left > 0; ++iov) {
-    const size_t part = std::min(left, iov->iov_len);
-    crc_ = Crc32c(crc_, iov->iov_base, part);
-    left -= part;
-  }
-  stopwatch.Lap(&stats_->checksum_ns);
   cursor_.Advance(nbytes);
   payload_left_ -= payload_nbytes;
   tail_nbytes_ += nbytes - payload_nbytes;
   if (payload_left_ > 0) return;
+  Stopwatch stopwatch;
   scatter_.Finish(*block_);
   stopwatch.Lap(&stats_->copy_ns);
   if (!scatter_.done()) FillBlock();

@@ -14,6 +14,7 @@
 #include "chunk_scatter.h"
 #include "event_loop.h"
 #include "fetch.h"
+#include "pipe.h"
 #include "rail_stats.h"
 #include "wire.h"
 
@@ -48,14 +49,15 @@ struct SinkWorker {
 // Lives on its worker's thread. Writes to the fetch's memory only while it has chunks in flight.
 class SinkStream final : public Pollable {
  public:
-  SinkStream(UniqueFd fd, SourceLink* source, RailStats* stats, SinkWorker* worker);
+  SinkStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, SourceLink* source, RailStats* stats,
+             SinkWorker* worker);
   ~SinkStream() override { Close(); }
 
   void OnReady(uint32_t events) override;
   void OnTick(Clock::time_point now) override;
 
-  // Uploads the table if nobody has, asks for chunks while the window has room, sends.
-  void Pump();
+  // Looks for something to do, and does it.
+  void Wake();
   bool has_chunks() const;
   // Breaks off without giving chunks back.
   void Close();
@@ -68,12 +70,17 @@ class SinkStream final : public Pollable {
   };
   enum class Step { kMoved, kBlocked };
 
-  // Requests.
+  void EndTurn();
+
+  // Requests. Pump() uploads the table if nobody has, asks for chunks while the window has room,
+  // and sends.
+  void Pump();
   void AskForChunks();
   void Ask(const Frame& request);
   void Append(const Frame& frame);
   void StartUpload();
   void Flush();
+  size_t unsent_nbytes() const { return out_.size() + table_.size() - out_sent_nbytes_; }
 
   // Replies. What follows payload or text is always the trailer of a chunk, then the next frame.
   Step Receive();
@@ -87,6 +94,7 @@ class SinkStream final : public Pollable {
   // Closes; what was in flight goes back to the queue for other streams.
   void Lose(const std::string& reason);
 
+  const std::unique_ptr<Pipe> pipe_;
   SourceLink* const source_;
   RailStats* const stats_;
   SinkWorker* const worker_;

@@ -18,8 +18,9 @@ constexpr size_t kMaxTakenBlocks = 16;
 
 }  // namespace
 
-SourceStream::SourceStream(UniqueFd fd, uint64_t sink, RailStats* stats, SourceWorker* worker)
-    : Pollable(std::move(fd)), sink_(sink), stats_(stats), worker_(worker) {
+SourceStream::SourceStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, uint64_t sink, RailStats* stats,
+                           SourceWorker* worker)
+    : Pollable(std::move(fd)), pipe_(std::move(pipe)), sink_(sink), stats_(stats), worker_(worker) {
   worker_->tables->AddStream(sink_);
 }
 
@@ -50,7 +51,8 @@ void SourceStream::OnTick(Clock::time_point now) {
 }
 
 void SourceStream::OnReady(uint32_t events) {
-  if (events & (EPOLLERR | EPOLLHUP)) return Lose();
+  // Where there is something to read its end is met there, after what came before it.
+  if (events & (EPOLLERR | EPOLLHUP) && !(events & EPOLLIN)) return Lose();
   // The other streams of this worker wait, and so does who withdraws a version: a turn ends after a
   // chunk, and after some steps though the peer sends faster than they are taken.
   Step step = Step::kMoved;
@@ -66,7 +68,8 @@ void SourceStream::OnReady(uint32_t events) {
   }
   if (closed()) return;
   // What is here already brings no event; that the socket is writable does.
-  worker_->loop->SetInterest(this, replying() || has_input() ? EPOLLOUT : EPOLLIN);
+  const bool more = replying() || has_input();
+  worker_->loop->SetInterest(this, pipe_->EndTurn(!more, more));
 }
 
 bool SourceStream::has_input() const {
@@ -80,7 +83,7 @@ SourceStream::Step SourceStream::ReceiveRequest() {
     in_end_ -= in_begin_;
     in_begin_ = 0;
     iovec iov{in_.data() + in_end_, in_.size() - in_end_};
-    const IoResult result = ReceiveSome(fd(), &iov, 1);
+    const IoResult result = pipe_->Receive(&iov, 1, {});
     if (!Received(result)) return Step::kBlocked;
     in_end_ += result.nbytes();
     return Step::kMoved;
@@ -112,7 +115,7 @@ SourceStream::Step SourceStream::ReceiveTable() {
   }
   table_.resize(have + want);
   iovec iov{table_.data() + have, want};
-  const IoResult result = ReceiveSome(fd(), &iov, 1);
+  const IoResult result = pipe_->Receive(&iov, 1, {});
   table_.resize(have + result.nbytes());
   return Received(result) ? Step::kMoved : Step::kBlocked;
 }
@@ -201,9 +204,7 @@ SourceStream::Step SourceStream::SendReply() {
       }
       FillBlock();
     }
-    Stopwatch stopwatch;
-    const IoResult result = SendSome(fd(), cursor_.iov(), cursor_.num_iov());
-    stopwatch.Lap(&stats_->wire_ns);
+    const IoResult result = pipe_->Send(cursor_.iov(), cursor_.num_iov());
     if (result.lost()) {
       Lose();
       return Step::kBlocked;

@@ -10,6 +10,7 @@
 
 #include "chunk_gather.h"
 #include "event_loop.h"
+#include "pipe.h"
 #include "published.h"
 #include "rail_stats.h"
 #include "sink_tables.h"
@@ -32,7 +33,8 @@ struct SourceWorker {
 // silent; a stream in the middle of a chunk can only be closed, not turned to something else.
 class SourceStream final : public Pollable {
  public:
-  SourceStream(UniqueFd fd, uint64_t sink, RailStats* stats, SourceWorker* worker);
+  SourceStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, uint64_t sink, RailStats* stats,
+               SourceWorker* worker);
   ~SourceStream() override;
 
   void OnReady(uint32_t events) override;
@@ -65,6 +67,7 @@ class SourceStream final : public Pollable {
   void Park();
   void Lose();
 
+  const std::unique_ptr<Pipe> pipe_;
   const uint64_t sink_;
   RailStats* const stats_;
   SourceWorker* const worker_;

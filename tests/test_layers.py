@@ -21,9 +21,9 @@ FLOORS = (
     ("shard_table",),
     ("plan",),
     # effects: device memory, host memory, sockets
-    ("nics", "handshake"),
+    ("nics", "handshake", "same_host"),
     ("buffers", "rails", "transport"),
-    ("generations",),
+    ("generations", "listener"),
     # control
     ("messages",),
     ("call_log", "members"),

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tpu_sync_rl import authentication, handshake, nics, rails
+from tpu_sync_rl import authentication, handshake, listener, nics, rails
 from tpu_sync_rl.errors import AuthError, PeerLostError, SyncError
 from tpu_sync_rl.handshake import Hello
+from tpu_sync_rl.listener import MAX_HALF_OPEN, Listener
 from tpu_sync_rl.nics import LOOPBACK, Nic
 from tpu_sync_rl.options import Options
-from tpu_sync_rl.rails import Listener, Rail
+from tpu_sync_rl.rails import Rail
 
 OPTIONS = Options.checked(
     job="policy",
@@ -25,7 +26,7 @@ OPTIONS = Options.checked(
     chunk_nbytes=1 << 20,
     congestion=None,
     peer_timeout=5.0,
-    same_host="auto",
+    same_host="tcp",
     insecure=False,
     trace=None,
 )
@@ -48,7 +49,7 @@ class Accepting:
             options,
             coordinator=coordinator,
             incarnation="life",
-            on_stream=lambda fd, sink, rail: self.streams.put((fd, sink, rail)),
+            on_stream=lambda stream, sink, rail: self.streams.put((stream.fd, sink, rail)),
         )
         (self.rail,) = rails.pair(options, [Address(*a) for a in self.listener.addresses])
 
@@ -85,7 +86,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_both_ends_get_one_connection(accepting):
-    dialled = rails.dial(accepting.rail, OPTIONS, incarnation="life", sink=2**64 - 1)
+    dialled = rails.dial(accepting.rail, OPTIONS, incarnation="life", sink=2**64 - 1).fd
     accepted, sink, rail = accepting.streams.get(timeout=WAIT_S)
     assert (sink, rail) == (2**64 - 1, "lo-lo")
     with socket.socket(fileno=dialled) as ours, socket.socket(fileno=accepted) as theirs:
@@ -98,7 +99,7 @@ def test_both_ends_get_one_connection(accepting):
 def test_congestion_control_is_set_at_both_ends():
     options = dataclasses.replace(OPTIONS, congestion="reno")
     accepting = Accepting(options)
-    dialled = rails.dial(accepting.rail, options, incarnation="life", sink=1)
+    dialled = rails.dial(accepting.rail, options, incarnation="life", sink=1).fd
     accepted, _, _ = accepting.streams.get(timeout=WAIT_S)
     for fd in (dialled, accepted):
         with socket.socket(fileno=fd) as connection:
@@ -194,14 +195,14 @@ def test_garbage_is_closed_without_an_answer(accepting):
 def test_slow_handshake_holds_up_no_other(accepting):
     with accepting.connect() as slow:
         slow.sendall(accepting.hello().encode()[:10])
-        os.close(rails.dial(accepting.rail, OPTIONS, incarnation="life", sink=1))
+        os.close(rails.dial(accepting.rail, OPTIONS, incarnation="life", sink=1).fd)
         assert accepting.streams.get(timeout=WAIT_S)[1] == 1
 
 
 def test_half_open_handshakes_are_bounded_and_the_oldest_goes_first(accepting):
     with contextlib.ExitStack() as stack:
         oldest = stack.enter_context(accepting.connect())
-        others = [stack.enter_context(accepting.connect()) for _ in range(rails.MAX_HALF_OPEN + 10)]
+        others = [stack.enter_context(accepting.connect()) for _ in range(MAX_HALF_OPEN + 10)]
         assert is_closed(oldest)
         hello = accepting.hello()
         others[-1].sendall(hello.encode())
@@ -210,7 +211,7 @@ def test_half_open_handshakes_are_bounded_and_the_oldest_goes_first(accepting):
 
 
 def test_handshake_has_a_deadline(monkeypatch):
-    monkeypatch.setattr(rails, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.05)
     accepting = Accepting()
     with accepting.connect() as slow:
         assert is_closed(slow)

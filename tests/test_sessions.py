@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tpu_sync_rl as tsr
-from tpu_sync_rl import rails
+from tpu_sync_rl import rails, same_host
 
 pytestmark = pytest.mark.end_to_end
 
@@ -81,6 +81,35 @@ def test_reports_tell_what_a_version_took(trainer):
             assert report.wire_nbytes == received.wire_nbytes == sum(received.rails.values())
             assert report.local.rails == report.rails and report.local.nbytes >= report.nbytes
         assert received.local == received
+
+
+def test_processes_of_one_host_share_memory(trainer):
+    with connect(trainer) as sampler:
+        report = publish(trainer, 1)
+        update = sampler.sync_weights()
+        oracle.assert_equal(update.params, SPECS, 1, SAMPLER)
+        assert report.rails.keys() == update.report.rails.keys() == {"shm"}
+
+
+@pytest.mark.parametrize("side", ["trainer", "sampler"])
+def test_same_host_is_by_tcp_where_one_side_wants_it(side):
+    options = {"trainer": {}, "sampler": {}}
+    options[side]["same_host"] = "tcp"
+    with (
+        tsr.connect_trainer(timeout=20, **options["trainer"]) as trainer,
+        connect(trainer, **options["sampler"]) as sampler,
+    ):
+        report = publish(trainer, 1)
+        oracle.assert_equal(sampler.sync_weights().params, SPECS, 1, SAMPLER)
+        assert report.rails.keys() == {"lo-lo"}
+
+
+def test_memory_out_of_reach_is_made_up_for_by_nics(trainer, monkeypatch):
+    monkeypatch.setattr(same_host, "name", lambda _: "\0nobody")
+    with connect(trainer) as sampler:
+        report = publish(trainer, 1)
+        oracle.assert_equal(sampler.sync_weights().params, SPECS, 1, SAMPLER)
+        assert report.rails.keys() == {"lo-lo"}
 
 
 def test_params_may_not_change_their_leaves(trainer):

@@ -287,7 +287,7 @@ class Receiver:
         for index in range(have, wanted):
             rail = pairs[index % len(pairs)]
             try:
-                fd = rails.dial(
+                connection = rails.dial(
                     rail,
                     self._options,
                     incarnation=source.trainer.incarnation,
@@ -297,7 +297,7 @@ class Receiver:
                 source.dial_errors[process] = str(error)
                 return
             source.dial_errors.pop(process, None)
-            source.fetcher.add_stream(process, fd, rail.name)
+            source.fetcher.add_stream(process, connection.fd, rail.name, connection.ring_fd)
 
 
 class _Freed:

@@ -16,6 +16,7 @@ from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError, VersionError
+from tpu_sync_rl.listener import Listener
 from tpu_sync_rl.manifest import Manifest, changes
 from tpu_sync_rl.messages import (
     Address,
@@ -33,7 +34,7 @@ from tpu_sync_rl.messages import (
 from tpu_sync_rl.options import Options, Wait, checked_int, checked_timeout
 from tpu_sync_rl.pins import PinnedVersions, wait_until_computed
 from tpu_sync_rl.process_stats import combined
-from tpu_sync_rl.rails import Listener
+from tpu_sync_rl.rails import Connection
 from tpu_sync_rl.report import Report
 from tpu_sync_rl.sync_handle import SyncHandle
 from tpu_sync_rl.trace import Trace
@@ -373,7 +374,7 @@ class TrainerSession:
             for version in self._pins.versions:
                 self._pins.on_pins(Pins(version, [], 0))
 
-    def _on_stream(self, fd: int, sink: int, rail: str) -> None:
+    def _on_stream(self, connection: Connection, sink: int, rail: str) -> None:
         # Sinks dial only after the first version was announced, which an exporter precedes.
         assert self._exporter is not None
-        self._exporter.add_connection(fd, sink, rail)
+        self._exporter.add_connection(connection.fd, sink, rail, connection.ring_fd)

@@ -114,9 +114,19 @@ class Exporter:
         """
         return self._native.finished_leaves(version, sinks)
 
-    def add_connection(self, fd: int, sink: int, rail: str) -> None:
-        """Takes over the connection `fd` to a sink that has proved its id."""
-        self._native.add_connection(fd, sink, rail)
+    def add_connection(self, fd: int, sink: int, rail: str, ring_fd: int = -1) -> None:
+        """Takes over the connection `fd` to a sink that has proved its id.
+
+        Args:
+            fd: the connection.
+            sink: the proved id.
+            rail: what it is counted under.
+            ring_fd: the memory that both ends share, or -1.
+
+        Raises:
+            PeerLostError: that memory is not what it has to be.
+        """
+        self._native.add_connection(fd, sink, rail, ring_fd)
 
     def stats(self) -> _Counters:
         """Counters of each rail since the start: nbytes, num_chunks, num_lost and more."""
@@ -171,9 +181,12 @@ class Fetcher:
         self._native = _native.Fetcher(plan, num_workers, window, peer_timeout_s)
         self._before: _Counters = {}
 
-    def add_stream(self, source_process: int, fd: int, rail: str) -> None:
-        """Takes over the connection `fd`; it takes part at once."""
-        self._native.add_stream(source_process, fd, rail)
+    def add_stream(self, source_process: int, fd: int, rail: str, ring_fd: int = -1) -> None:
+        """Takes over the connection `fd`, and the memory that both ends share, where it isn't -1.
+
+        The stream takes part at once.
+        """
+        self._native.add_stream(source_process, fd, rail, ring_fd)
 
     def num_streams(self, source_process: int) -> int:
         """How many streams to a source are alive."""

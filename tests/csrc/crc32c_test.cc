@@ -1,9 +1,15 @@
 #include "crc32c.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace tsr {
@@ -72,6 +78,52 @@ TEST(Crc32cTest, ContinuesFromAnyCut) {
           << variant.name << " cut at " << cut;
     }
   }
+}
+
+TEST(Crc32cTest, CopiesAreWholeAndSummed) {
+  const std::vector<uint8_t> bytes = RandomBytes(2100);
+  for (const Crc32cVariant& variant : Crc32cVariants()) {
+    SCOPED_TRACE(variant.name);
+    for (const Stores stores : {Stores::kCached, Stores::kPastCache}) {
+      for (size_t nbytes = 0; nbytes <= 1900; ++nbytes) {
+        const uint8_t* from = bytes.data() + nbytes * 7 % 67;
+        const size_t misalignment = nbytes * 5 % 71;
+        std::vector<uint8_t> to(2000, 0xEE);
+        const uint32_t crc = variant.copy(7, to.data() + misalignment, from, nbytes, stores);
+        ASSERT_EQ(crc, BitByBit(7, from, nbytes)) << nbytes << " bytes";
+        std::vector<uint8_t> expected(2000, 0xEE);
+        std::copy(from, from + nbytes, expected.begin() + misalignment);
+        ASSERT_EQ(to, expected) << nbytes << " bytes";
+      }
+    }
+  }
+}
+
+TEST(Crc32cTest, SumOfACopyIsOfWhatWasStored) {
+  // Another thread changes the source by another mapping, as another process would.
+  constexpr size_t kNbytes = 64 << 10;
+  const int memfd = ::memfd_create("test", MFD_CLOEXEC);
+  ASSERT_EQ(::ftruncate(memfd, kNbytes), 0);
+  void* views[2];
+  for (void*& view : views) {
+    view = ::mmap(nullptr, kNbytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+    ASSERT_NE(view, MAP_FAILED);
+  }
+  std::atomic<bool> stop = false;
+  std::thread other([&] {
+    for (uint8_t value = 0; !stop; ++value) std::memset(views[0], value, kNbytes);
+  });
+  std::vector<uint8_t> to(kNbytes);
+  for (const Crc32cVariant& variant : Crc32cVariants()) {
+    for (int i = 0; i < 300; ++i) {
+      const uint32_t crc = variant.copy(0, to.data(), views[1], kNbytes, Stores::kPastCache);
+      ASSERT_EQ(crc, Crc32c(0, to.data(), kNbytes)) << variant.name;
+    }
+  }
+  stop = true;
+  other.join();
+  for (void* view : views) ::munmap(view, kNbytes);
+  ::close(memfd);
 }
 
 TEST(Crc32cTest, UsesTheFirstVariant) {

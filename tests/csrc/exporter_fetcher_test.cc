@@ -40,7 +40,17 @@ std::vector<LeafSpec> VariedLeaves() {
   };
 }
 
-TEST(ExporterFetcherTest, EveryByteArrivesWhereItBelongs) {
+class EveryRailTest : public ::testing::TestWithParam<bool> {
+ protected:
+  static void Connect(Exporter* exporter, Fetcher* fetcher, uint32_t process) {
+    GetParam() ? ConnectByMemory(exporter, fetcher, process)
+               : tsr::Connect(exporter, fetcher, process);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, EveryRailTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Memory" : "Socket"; });
+
+TEST_P(EveryRailTest, EveryByteArrivesWhereItBelongs) {
   Transfer transfer(VariedLeaves(), /*num_sources=*/2, /*chunk_nbytes=*/200'000);
   std::vector<std::unique_ptr<Exporter>> exporters;
   std::unique_ptr<Fetcher> fetcher = MakeFetcher(transfer.plan);
@@ -60,7 +70,7 @@ TEST(ExporterFetcherTest, EveryByteArrivesWhereItBelongs) {
   }
 }
 
-TEST(ExporterFetcherTest, ThousandsOfSmallLeavesShareChunks) {
+TEST_P(EveryRailTest, ThousandsOfSmallLeavesShareChunks) {
   std::vector<LeafSpec> leaves;
   for (int64_t i = 0; i < 3000; ++i) leaves.push_back({.shape = {1 + i % 7, 1 + i % 41}});
   Transfer transfer(leaves, 1, 64 << 10);
@@ -73,7 +83,7 @@ TEST(ExporterFetcherTest, ThousandsOfSmallLeavesShareChunks) {
   EXPECT_TRUE(transfer.SinkIsRight());
 }
 
-TEST(ExporterFetcherTest, ChunkOfManyMebibytesGoesByBlocks) {
+TEST_P(EveryRailTest, ChunkOfManyMebibytesGoesByBlocks) {
   Transfer transfer(
       {{.shape = {1'000'001}}, {.shape = {300, 1000}, .sink_dim = 1, .num_sink_boxes = 3}}, 1,
       3 << 20);
@@ -179,7 +189,7 @@ TEST(ExporterFetcherTest, LeavesAreFinishedWhenEverySinkHasThem) {
   EXPECT_EQ(finished({7}), std::vector<uint32_t>());
 }
 
-TEST(ExporterFetcherTest, WithdrawnMemoryIsNotTouched) {
+TEST_P(EveryRailTest, WithdrawnMemoryIsNotTouched) {
   // The memory goes away for good right after Withdraw() and DropLeaves(): ASan sees a late read.
   const std::vector<LeafSpec> leaves = {{.shape = {1000, 1000}},
                                         {.shape = {1000, 500}, .column_major = true}};
@@ -203,6 +213,37 @@ TEST(ExporterFetcherTest, WithdrawnMemoryIsNotTouched) {
   }
 }
 
+TEST_P(EveryRailTest, SourceThatDiesInTheMiddleCostsNoByte) {
+  Transfer transfer({{.shape = {1000, 1000}}, {.shape = {999, 500}, .column_major = true}}, 1,
+                    300'000);
+  std::unique_ptr<Exporter> exporter = MakeExporter(*transfer.sources[0]);
+  std::unique_ptr<Fetcher> fetcher = MakeFetcher(transfer.plan);
+  for (int i = 0; i < 2; ++i) Connect(exporter.get(), fetcher.get(), 0);
+  ASSERT_OK(transfer.Publish(exporter.get(), 0, 1));
+  ASSERT_OK(fetcher->Begin(1, transfer.sink_addresses));
+  while (fetcher->ProgressNbytes() == 0) std::this_thread::yield();
+  exporter = MakeExporter(*transfer.sources[0]);
+  ASSERT_OK(transfer.Publish(exporter.get(), 0, 1));
+  for (int i = 0; i < 2; ++i) Connect(exporter.get(), fetcher.get(), 0);
+  bool done = false;
+  ASSERT_OK(fetcher->Wait(Deadline::After(kTestTimeoutS), &done));
+  EXPECT_TRUE(done);
+  fetcher->End();
+  EXPECT_TRUE(transfer.SinkIsRight());
+}
+
+TEST(ExporterFetcherTest, RingThatIsNotSealedIsRefusedByBothEnds) {
+  Transfer transfer({{.shape = {100}}}, 1, 4096);
+  std::unique_ptr<Exporter> exporter = MakeExporter(*transfer.sources[0]);
+  std::unique_ptr<Fetcher> fetcher = MakeFetcher(transfer.plan);
+  auto [ours, theirs] = ConnectedPair();
+  EXPECT_EQ(exporter->AddConnection({std::move(ours), MakeRing(192 << 10, 0)}, 7, "shm").code(),
+            Code::kPeerLost);
+  EXPECT_EQ(fetcher->AddStream(0, {std::move(theirs), MakeRing(192 << 10, 0)}, "shm").code(),
+            Code::kPeerLost);
+  EXPECT_EQ(fetcher->NumStreams(0), 0);
+}
+
 TEST(ExporterFetcherTest, ClosedOnesTakeNoMore) {
   Transfer transfer({{.shape = {100}}}, 1, 4096);
   std::unique_ptr<Exporter> exporter = MakeExporter(*transfer.sources[0]);
@@ -213,8 +254,8 @@ TEST(ExporterFetcherTest, ClosedOnesTakeNoMore) {
   exporter->Close();
   fetcher->Close();
   auto [ours, theirs] = ConnectedPair();
-  EXPECT_EQ(exporter->AddConnection(std::move(ours), 7, "rail").code(), Code::kCancelled);
-  EXPECT_EQ(fetcher->AddStream(0, std::move(theirs), "rail").code(), Code::kCancelled);
+  EXPECT_EQ(exporter->AddConnection({std::move(ours)}, 7, "rail").code(), Code::kCancelled);
+  EXPECT_EQ(fetcher->AddStream(0, {std::move(theirs)}, "rail").code(), Code::kCancelled);
   bool done = true;
   EXPECT_EQ(fetcher->Wait(Deadline::After(kTestTimeoutS), &done).code(), Code::kCancelled);
   EXPECT_FALSE(done);
@@ -238,7 +279,7 @@ TEST(ExporterFetcherTest, MistakesOfTheCallerAreNamed) {
   EXPECT_EQ(fetcher->Begin(2, transfer.sink_addresses).message(),
             "begin: the version before has not ended");
   auto [ours, theirs] = ConnectedPair();
-  EXPECT_EQ(fetcher->AddStream(3, std::move(ours), "rail").message(),
+  EXPECT_EQ(fetcher->AddStream(3, {std::move(ours)}, "rail").message(),
             "the plan reads nothing from process 3");
   EXPECT_EQ(fetcher->NumStreams(3), 0);
 }

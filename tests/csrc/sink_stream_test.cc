@@ -20,7 +20,7 @@ class SinkStreamTest : public ::testing::Test {
 
   RawPeer Connect() {
     auto [ours, theirs] = ConnectedPair();
-    EXPECT_OK(fetcher_->AddStream(0, std::move(ours), "rail"));
+    EXPECT_OK(fetcher_->AddStream(0, {std::move(ours)}, "rail"));
     return RawPeer(std::move(theirs));
   }
 

@@ -27,7 +27,7 @@ class SourceStreamTest : public ::testing::Test {
 
   RawPeer Connect(uint64_t sink = 7) {
     auto [ours, theirs] = ConnectedPair();
-    EXPECT_OK(exporter_->AddConnection(std::move(ours), sink, "rail"));
+    EXPECT_OK(exporter_->AddConnection({std::move(ours)}, sink, "rail"));
     return RawPeer(std::move(theirs));
   }
 
@@ -87,7 +87,8 @@ TEST_F(SourceStreamTest, FloodOfRequestsIsMetTurnByTurn) {
   ASSERT_OK(EventLoop::Start(std::chrono::seconds(20), &worker.loop));
   auto [ours, theirs] = ConnectedPair();
   const RawPeer peer(std::move(theirs));
-  SourceStream stream(std::move(ours), 7, &stats, &worker);
+  auto pipe = std::make_unique<SocketPipe>(ours.get(), &stats);
+  SourceStream stream(std::move(ours), std::move(pipe), 7, &stats, &worker);
   std::string flood;
   for (int i = 0; i < 1000; ++i) flood += Encoded({FrameKind::kDone, id_, 1, 0});
   peer.Write(flood + std::string(kFrameNbytes, 'x'));  // what is no frame ends it

@@ -1,8 +1,11 @@
 // Leaves, plans and memory of several sources and one sink, for tests of what moves between them.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <memory>
@@ -251,8 +254,26 @@ inline std::unique_ptr<Fetcher> MakeFetcher(
 
 inline void Connect(Exporter* exporter, Fetcher* fetcher, uint32_t process, uint64_t sink = 7) {
   auto [ours, theirs] = ConnectedPair();
-  EXPECT_OK(exporter->AddConnection(std::move(ours), sink, "rail"));
-  EXPECT_OK(fetcher->AddStream(process, std::move(theirs), "rail"));
+  EXPECT_OK(exporter->AddConnection({std::move(ours)}, sink, "rail"));
+  EXPECT_OK(fetcher->AddStream(process, {std::move(theirs)}, "rail"));
+}
+
+inline constexpr int kRingSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+// Memory for one connection, as a sink makes it.
+inline UniqueFd MakeRing(int64_t nbytes = 192 << 10, int seals = kRingSeals, unsigned flags = 0) {
+  UniqueFd ring(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags));
+  if (ring.get() < 0 || ::ftruncate(ring.get(), nbytes) != 0) return UniqueFd();
+  EXPECT_EQ(::fcntl(ring.get(), F_ADD_SEALS, seals), 0);
+  return ring;
+}
+
+inline void ConnectByMemory(Exporter* exporter, Fetcher* fetcher, uint32_t process) {
+  auto [ours, theirs] = ConnectedPair();
+  UniqueFd ring = MakeRing();
+  UniqueFd copy(::dup(ring.get()));
+  EXPECT_OK(exporter->AddConnection({std::move(ours), std::move(ring)}, 7, "shm"));
+  EXPECT_OK(fetcher->AddStream(process, {std::move(theirs), std::move(copy)}, "shm"));
 }
 
 // Fetches a version whole; the status says what went wrong, a deadline that passed among it.

@@ -1,0 +1,67 @@
+// How the bytes of one connection move: by its socket, or by memory that both ends share.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "crc32c.h"
+#include "fd_io.h"
+#include "rail_stats.h"
+
+namespace tsr {
+
+// Bytes at the front of what is received that a checksum covers: it is extended by those that come.
+struct Summed {
+  size_t nbytes = 0;
+  uint32_t* crc = nullptr;
+  Stores stores = Stores::kCached;  // for those that are copied
+};
+
+// Both ways of one connection, as a non-blocking socket has them. Used on one thread. Doesn't own
+// the connection's descriptor, which epoll watches and which outlives it.
+class Pipe {
+ public:
+  virtual ~Pipe() = default;
+
+  // Moves as many bytes as there is room for; `iov` holds at least one.
+  virtual IoResult Send(iovec* iov, size_t num_iov) = 0;
+  // Moves as many bytes as have come. The checksum is of those that lie where `iov` says now,
+  // whatever the other end does.
+  virtual IoResult Receive(iovec* iov, size_t num_iov, Summed summed) = 0;
+  // Ends a turn of moving bytes: what was sent in it is on its way. Returns the events of epoll
+  // that tell when there is something to receive, or room to send.
+  virtual uint32_t EndTurn(bool receives, bool sends) = 0;
+};
+
+// Bytes go through the socket itself.
+class SocketPipe final : public Pipe {
+ public:
+  SocketPipe(int fd, RailStats* stats) : fd_(fd), stats_(stats) {}
+
+  IoResult Send(iovec* iov, size_t num_iov) override;
+  IoResult Receive(iovec* iov, size_t num_iov, Summed summed) override;
+  uint32_t EndTurn(bool receives, bool sends) override {
+    return (receives ? EPOLLIN : 0u) | (sends ? EPOLLOUT : 0u);
+  }
+
+ private:
+  const int fd_;
+  RailStats* const stats_;
+};
+
+// An authenticated connection. `ring` is empty, or the memory that it shares; see shared_pipe.h.
+struct Connection {
+  UniqueFd socket;
+  UniqueFd ring{};
+};
+
+enum class End : uint8_t { kSource, kSink };
+
+// The pipe of one end of a connection, which outlives it as the stats do. kPeerLost for a ring that
+// is not what it has to be.
+Status MakePipe(const Connection& connection, End end, RailStats* stats,
+                std::unique_ptr<Pipe>* out);
+
+}  // namespace tsr
