@@ -138,7 +138,8 @@ void BindFetcher(py::module_& module) {
             WithoutGil([&] { return self.AddStream(process, UniqueFd(fd), rail); });
           },
           py::arg("source_process"), py::arg("fd"), py::arg("rail"))
-      .def("num_streams", &Fetcher::NumStreams, py::arg("source_process"))
+      .def("num_streams", &Fetcher::NumStreams, py::arg("source_process"),
+           py::arg("rail") = py::none())
       .def(
           "begin",
           [](Fetcher& self, uint64_t version, const Array<uint64_t>& sink_addresses) {

@@ -16,12 +16,17 @@ constexpr int kMaxCorrupt = 3;
 constexpr size_t kMaxSpareBlocks = 8;
 // An idle stream is heard from at least this often, whatever this side's own peer_timeout.
 constexpr Clock::duration kPingEvery = std::chrono::milliseconds(500);
+// A stream whose source is heard on others is given up after this long: its link is down, and its
+// chunks must not wait for TCP to find out. Above what three lost packets in a row cost it.
+constexpr Clock::duration kMaxSilence = std::chrono::milliseconds(1500);
 
 }  // namespace
 
-SinkStream::SinkStream(UniqueFd fd, SourceLink* source, RailStats* stats, SinkWorker* worker)
-    : Pollable(std::move(fd)), source_(source), stats_(stats), worker_(worker) {
-  ++source_->num_streams;
+SinkStream::SinkStream(UniqueFd fd, SourceLink* source, const std::string& rail, RailStats* stats,
+                       SinkWorker* worker)
+    : Pollable(std::move(fd)), source_(source), rail_(rail), stats_(stats), worker_(worker) {
+  std::lock_guard lock(source_->mutex);
+  ++source_->num_streams[rail_];
 }
 
 void SinkStream::Close() {
@@ -31,7 +36,10 @@ void SinkStream::Close() {
     if (request.kind == FrameKind::kTable) source_->table = SourceLink::Table::kAbsent;
   }
   requests_.clear();
-  --source_->num_streams;
+  {
+    std::lock_guard lock(source_->mutex);
+    --source_->num_streams[rail_];
+  }
   CloseFd();
 }
 
@@ -65,7 +73,12 @@ bool SinkStream::has_chunks() const {
 
 void SinkStream::OnTick(Clock::time_point now) {
   if (!requests_.empty()) {
-    if (now - last_progress_ > worker_->peer_timeout) Lose("silent for peer_timeout");
+    if (now - last_progress_ > worker_->peer_timeout) {
+      Lose("silent for peer_timeout");
+    } else if (source_->last_heard.load() > last_progress_ + kMaxSilence &&
+               requests_.front().kind != FrameKind::kTable) {
+      Lose("silent while others of its source were not");
+    }
   } else if (now - last_sent_ > std::min(kPingEvery, worker_->peer_timeout / 4)) {
     Ask(Frame{.kind = FrameKind::kPing});
     Flush();
@@ -155,6 +168,7 @@ SinkStream::Step SinkStream::Receive() {
   if (result.lost()) Lose(result.reason());
   if (result.nbytes() == 0) return Step::kBlocked;
   last_progress_ = Clock::now();
+  source_->last_heard.store(last_progress_, std::memory_order_relaxed);
 
   if (payload_left_ > 0) {
     TakePayload(result.nbytes());
