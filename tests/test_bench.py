@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import AxisType
 
 from tpu_sync_rl.bench import models
+from tpu_sync_rl.bench.cases import Layout
 from tpu_sync_rl.bench.figures import Figure
-from tpu_sync_rl.bench.programs import Layout
 from tpu_sync_rl.bench.raw_limits import WRITE_NBYTES, RawLimits
 
 
@@ -134,6 +134,7 @@ def test_wire_measures_and_writes_every_sample(tmp_path):
         "wire phase": 2,
         "raw sockets": 2,
         "memcpy": 2,
+        "pause of a sampler": 2,
     }
     assert [len(reports) for reports in written["sampler_reports"]] == [2, 2]
     moved = written["trainer_reports"][0][0]["wire_nbytes"]
