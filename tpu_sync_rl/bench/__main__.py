@@ -3,9 +3,9 @@
 import argparse
 import sys
 
-from tpu_sync_rl.bench import wire
+from tpu_sync_rl.bench import rails, wire
 
-COMMANDS = {"wire": wire}
+COMMANDS = {"wire": wire, "rails": rails}
 
 
 def main() -> None:

@@ -105,7 +105,18 @@ class Sync:
     @property
     def call_s(self) -> float:
         """Seconds of the whole call on the trainer."""
-        return max(s.ended for s in self.trainers) - min(s.began for s in self.trainers)
+        return self.ended - min(s.began for s in self.trainers)
+
+    @property
+    def ended(self) -> float:
+        """When the last process of the trainer had it, by time.monotonic()."""
+        return max(s.ended for s in self.trainers)
+
+    @property
+    def rails(self) -> Mapping[str, int]:
+        """Bytes that each rail carried."""
+        rails: Mapping[str, int] = self.trainers[0].report["rails"]
+        return rails
 
     @property
     def pause_s(self) -> float:
