@@ -3,9 +3,15 @@
 import argparse
 import sys
 
-from tpu_sync_rl.bench import rails, wire
+from tpu_sync_rl.bench import leaves, plan, rails, reshard, wire
 
-COMMANDS = {"wire": wire, "rails": rails}
+COMMANDS = {
+    "wire": wire,
+    "reshard": reshard,
+    "leaves": leaves,
+    "plan": plan,
+    "rails": rails,
+}
 
 
 def main() -> None:

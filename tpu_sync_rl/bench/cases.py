@@ -127,6 +127,7 @@ class Sync:
         """Seconds of a stage of receiving, in the slowest process: "wire", "arrays" or others."""
         return max(float(s.report["seconds"][stage]) for s in self.samplers)
 
+    @property
     def pin_s(self) -> float:
         """Seconds until the trainer's buffers were found and pinned, in the slowest process."""
         return max(float(s.report["local"]["seconds"]["pin"]) for s in self.trainers)

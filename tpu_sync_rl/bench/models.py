@@ -34,6 +34,14 @@ def model(name: str, nbytes: int | None = None, dtype: str = DTYPE) -> Model:
     return {key: (_scaled(shape, ratio), spec) for key, (shape, spec) in full.items()}
 
 
+def along_axes(leaves: Model) -> Model:
+    """`leaves` with the rows of every matrix over fsdp, and its columns over tp."""
+    return {
+        key: (shape, P("fsdp", "tp") if len(shape) > 1 else spec)
+        for key, (shape, spec) in leaves.items()
+    }
+
+
 def model_nbytes(leaves: Model, dtype: str = DTYPE) -> int:
     """Bytes of one copy of the params."""
     return sum(prod(shape) for shape, _ in leaves.values()) * jnp.dtype(dtype).itemsize
