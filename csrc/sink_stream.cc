@@ -54,7 +54,7 @@ void SinkStream::Lose(const std::string& reason) {
   if (closed()) return;
   for (const Request& request : requests_) {
     if (request.kind != FrameKind::kFetch) continue;
-    worker_->fetch->queue(source_->index).GiveBack(request.chunk);
+    worker_->fetch->queue(source_->index).GiveBack(this, request.chunk);
     stats_->num_retries.fetch_add(1, std::memory_order_relaxed);
   }
   stats_->num_lost.fetch_add(1, std::memory_order_relaxed);
@@ -112,7 +112,7 @@ void SinkStream::AskForChunks() {
   Fetch& fetch = *worker_->fetch;
   uint64_t chunk;
   while (!fetch.over() && requests_.size() < worker_->window &&
-         fetch.queue(source_->index).Take(&chunk)) {
+         fetch.queue(source_->index).Take(this, requests_.size(), &chunk)) {
     Ask(Frame{FrameKind::kFetch, source_->table_id, fetch.version(), chunk});
   }
 }
@@ -246,7 +246,7 @@ void SinkStream::HandleError() {
   }
   if (request.kind == FrameKind::kFetch && reply_.kind == FrameKind::kNoTable) {
     requests_.pop_front();
-    worker_->fetch->queue(source_->index).GiveBack(request.chunk);
+    worker_->fetch->queue(source_->index).GiveBack(this, request.chunk);
     auto held = SourceLink::Table::kHeld;
     source_->table.compare_exchange_strong(held, SourceLink::Table::kAbsent);
     return Pump();
@@ -286,7 +286,7 @@ void SinkStream::Verify() {
     const std::string reason = "chunk " + std::to_string(chunk) + " of source process " +
                                std::to_string(source_->process) + " does not match its checksum";
     stats_->num_retries.fetch_add(1, std::memory_order_relaxed);
-    if (fetch.queue(source_->index).GiveBackCorrupt(chunk) >= kMaxCorrupt) {
+    if (fetch.queue(source_->index).GiveBackCorrupt(this, chunk) >= kMaxCorrupt) {
       fetch.Fail(Status(Code::kCorruption, reason));
     }
     return Lose(reason);
@@ -295,6 +295,7 @@ void SinkStream::Verify() {
   stats_->nbytes.fetch_add(reply_.nbytes, std::memory_order_relaxed);
   stats_->num_chunks.fetch_add(1, std::memory_order_relaxed);
   Append(Frame{FrameKind::kDone, source_->table_id, fetch.version(), chunk});
+  fetch.queue(source_->index).Finish(this);
   fetch.Verified(reply_.nbytes);
   Pump();
 }
