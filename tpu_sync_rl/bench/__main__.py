@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from tpu_sync_rl.bench import leaves, plan, rails, reshard, wire
+from tpu_sync_rl.bench import leaves, local, peers, plan, rails, reshard, wire
 
 COMMANDS = {
     "wire": wire,
@@ -11,6 +11,8 @@ COMMANDS = {
     "leaves": leaves,
     "plan": plan,
     "rails": rails,
+    "local": local,
+    "peers": peers,
 }
 
 

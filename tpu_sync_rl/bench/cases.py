@@ -8,6 +8,8 @@ from typing import Any
 
 from tpu_sync_rl.bench import models
 
+NUM_WARMUPS = 2  # versions of a case that are not counted: steady state begins with the third
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:

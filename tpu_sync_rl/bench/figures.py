@@ -60,22 +60,22 @@ class Row:
         return row
 
 
-def print_table(title: str, rows: Sequence[Row]) -> None:
-    """Prints `title`, then each figure with its limit and the ratio of the two."""
+def print_table(title: str, rows: Sequence[Row], *, beside: str = "limit") -> None:
+    """Prints `title`, then each figure, what it is compared with, and the ratio of the two."""
     table = Table()
     table.add_column("")
     for column in ("median", "min to max"):
         table.add_column(column, justify="right")
-    table.add_column("limit")
-    for column in ("its median", "of limit"):
+    table.add_column(beside)
+    for column in ("its median", "ratio"):
         table.add_column(column, justify="right")
     for row in rows:
         figure, limit = row.figure, row.limit
-        beside = ("", "", "")
+        compared = ("", "", "")
         if limit is not None:
-            beside = (limit.name, _quantity(limit), f"{figure.over(limit):.2f}")
+            compared = (limit.name, _quantity(limit), f"{figure.over(limit):.2f}")
         spread = f"{min(figure.samples):{_form(figure)}} to {max(figure.samples):{_form(figure)}}"
-        table.add_row(figure.name, _quantity(figure), spread, *beside)
+        table.add_row(figure.name, _quantity(figure), spread, *compared)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(title, style="bold", soft_wrap=True)
     console.print(table)

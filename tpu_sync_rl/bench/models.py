@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 DTYPE = "bfloat16"
+AXES = ("fsdp", "tp")
 
 Model = Mapping[str, tuple[tuple[int, ...], P]]  # key -> global shape and spec
 

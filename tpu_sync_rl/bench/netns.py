@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
-_FOLDER = Path("/run/netns")
+FOLDER = Path("/run/netns")
 _PREFIX = "tsr-bench"
 # Bytes that a token bucket of a rate may send at once: enough for its timer to hold the rate.
 _BURSTS_NBYTES = {100: 64_000, 1000: 256_000, 2500: 512_000, 5000: 1_000_000, 10_000: 2_000_000}
@@ -94,7 +94,7 @@ class Namespaces:
     def close(self) -> None:
         """Removes both. May be called twice."""
         for namespace in (self.trainer, self.sampler):
-            if (_FOLDER / namespace).exists():
+            if (FOLDER / namespace).exists():
                 _call("ip", "netns", "del", namespace)
 
     def __enter__(self) -> "Namespaces":
@@ -127,7 +127,7 @@ def check_rights() -> None:
 
 def enter(namespace: str) -> None:
     """Moves the calling thread, and those that it starts, into a namespace."""
-    with (_FOLDER / namespace).open() as file:
+    with (FOLDER / namespace).open() as file:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), f"setns to {namespace}")
@@ -135,7 +135,7 @@ def enter(namespace: str) -> None:
 
 def _remove_abandoned() -> None:
     """Removes the namespaces of processes that were killed before they could."""
-    for path in _FOLDER.glob(f"{_PREFIX}-*"):
+    for path in FOLDER.glob(f"{_PREFIX}-*"):
         owner = re.fullmatch(rf"{_PREFIX}-(\d+)-\w+", path.name)
         if owner and not Path("/proc", owner[1]).exists():
             with contextlib.suppress(RuntimeError):  # another run was faster

@@ -114,8 +114,8 @@ def _measure(args: argparse.Namespace, name: str) -> _Measured:
 
 def _plan(pipe: Connection, args: argparse.Namespace, name: str) -> None:
     trainer, sampler = LAYOUTS[name]
-    source = _manifest(args.leaves, trainer, NUM_TRAINER_HOSTS)
-    sink = _manifest(args.leaves, sampler, NUM_SAMPLER_HOSTS)
+    source = manifest(args.leaves, trainer, NUM_TRAINER_HOSTS)
+    sink = manifest(args.leaves, sampler, NUM_SAMPLER_HOSTS)
     pairs, differences = match(source, sink)
     assert not differences
     plan_s, tables_s, num_regions = [], [], 0
@@ -141,7 +141,8 @@ def _peak_mib() -> float:
     raise RuntimeError("/proc/self/status has no VmHWM")
 
 
-def _manifest(num_leaves: int, grid: Grid, num_hosts: int) -> Manifest:
+def manifest(num_leaves: int, grid: Grid, num_hosts: int) -> Manifest:
+    """The leaves of a program of `num_hosts` processes that cuts them as `grid` says."""
     shapes = dict.fromkeys(SHAPES)
     if grid.whole:
         layouts = [_whole(shape, host) for shape in shapes for host in range(num_hosts)]

@@ -20,10 +20,9 @@ import jax
 
 import tpu_sync_rl as tsr
 from tpu_sync_rl.bench import models, netns
-from tpu_sync_rl.bench.cases import Layout, Place, Sample, Settings, Sync
+from tpu_sync_rl.bench.cases import NUM_WARMUPS, Layout, Place, Sample, Settings, Sync
 
 TIMEOUT_S = 120.0
-NUM_WARMUPS = 2  # versions of a case that are not counted: steady state begins with the third
 
 
 class Programs:
@@ -249,7 +248,7 @@ def _start_jax(begin: _Begin, place: Place) -> None:
 def _mesh(layout: Layout) -> jax.sharding.Mesh:
     return jax.make_mesh(
         (layout.fsdp, layout.tp),
-        ("fsdp", "tp"),
+        models.AXES,
         axis_types=(jax.sharding.AxisType.Auto,) * 2,
         devices=jax.devices()[: layout.num_devices],
     )

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("--model", choices=sorted(models.MODELS), default="list")
     parser.add_argument("--nbytes", type=int, help="scale the model to about this many bytes")
+    parser.add_argument("--moves", nargs="*", choices=list(MOVES), default=list(MOVES))
     cases.add_arguments(parser)
     figures.add_arguments(parser)
 
@@ -40,8 +41,8 @@ def run(args: argparse.Namespace) -> None:
         # As many bytes in either dtype: of float32, half as many elements.
         leaves = models.along_axes(models.model(args.model, nbytes, dtype))
         unsharded = _case(leaves, "1x1", "1x1", dtype, dtype)
-        for name, (trainer, sampler) in MOVES.items():
-            case = _case(leaves, trainer, sampler, dtype, dtype)
+        for name in args.moves:
+            case = _case(leaves, *MOVES[name], dtype, dtype)
             rows.append(_speed(args, f"{name}, {dtype}", case, unsharded))
     leaves = models.model(args.model, nbytes)
     rows.append(
