@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -66,15 +67,17 @@ class ChunkQueue {
     }
   };
 
-  // How many of the chunks that are left this stream would take if all go on at their pace. All of
-  // them while its pace is not known.
+  // How many of the chunks that are left this stream would take if all go on at their pace. No
+  // limit while its pace is not known.
   double FairShare(const void* stream) const {
     const auto own = paces_.find(stream);
-    const auto num_left = static_cast<double>(num_chunks_ - next_ + returned_.size());
-    if (own == paces_.end() || own->second.num_finished == 0) return num_left;
+    if (own == paces_.end() || own->second.num_finished == 0) {
+      return std::numeric_limits<double>::infinity();
+    }
     const Clock::time_point now = Clock::now();
     double of_all = 0;
     for (const auto& [_, pace] : paces_) of_all += pace.PerSecond(now);
+    const auto num_left = static_cast<double>(num_chunks_ - next_ + returned_.size());
     return num_left * own->second.PerSecond(now) / of_all;
   }
 
