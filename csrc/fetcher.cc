@@ -70,7 +70,7 @@ Status Fetcher::AddStream(uint32_t process, Connection connection, const std::st
   TSR_RETURN_IF_ERROR(MakePipe(connection, End::kSink, stats, &pipe));
   SinkWorker& worker = *workers_[next_worker_++ % workers_.size()];
   auto stream = std::make_unique<SinkStream>(std::move(connection.socket), std::move(pipe), source,
-                                             stats, &worker);
+                                             rail, stats, &worker);
   Status status(Code::kCancelled, "the fetcher is closed");
   worker.loop->PostAndWait([&] {
     SinkStream* added = stream.get();
@@ -80,9 +80,15 @@ Status Fetcher::AddStream(uint32_t process, Connection connection, const std::st
   return status;
 }
 
-int Fetcher::NumStreams(uint32_t process) const {
-  const auto it = std::ranges::find(sources_, process, &SourceLink::process);
-  return it == sources_.end() ? 0 : it->num_streams.load();
+int Fetcher::NumStreams(uint32_t process, const std::optional<std::string>& rail) {
+  SourceLink* source = Find(process);
+  if (source == nullptr) return 0;
+  std::lock_guard lock(source->mutex);
+  int num_streams = 0;
+  for (const auto& [name, num] : source->num_streams) {
+    if (!rail || name == *rail) num_streams += num;
+  }
+  return num_streams;
 }
 
 Status Fetcher::Begin(uint64_t version, std::span<const uint64_t> sink_addresses) {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,7 +37,8 @@ class Fetcher {
 
   // Takes over an authenticated connection to a source; kInvalid where the plan reads none such.
   Status AddStream(uint32_t process, Connection connection, const std::string& rail);
-  int NumStreams(uint32_t process) const;
+  // Streams to a source that are alive, on one rail or on all.
+  int NumStreams(uint32_t process, const std::optional<std::string>& rail = std::nullopt);
 
   // Starts a version. Chunks of a source without a stream wait for one.
   Status Begin(uint64_t version, std::span<const uint64_t> sink_addresses);

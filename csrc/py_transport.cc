@@ -107,9 +107,8 @@ void BindExporter(py::module_& module) {
       .def(
           "add_connection",
           [](Exporter& self, int fd, uint64_t sink, const std::string& rail, int ring_fd) {
-            WithoutGil([&] {
-              return self.AddConnection({UniqueFd(fd), UniqueFd(ring_fd)}, sink, rail);
-            });
+            WithoutGil(
+                [&] { return self.AddConnection({UniqueFd(fd), UniqueFd(ring_fd)}, sink, rail); });
           },
           py::arg("fd"), py::arg("sink"), py::arg("rail"), py::arg("ring_fd") = -1)
       .def("stats", [](const Exporter& self) { return StatsOf(self.stats()); })
@@ -123,12 +122,12 @@ void BindFetcher(py::module_& module) {
       .def(
           "add_stream",
           [](Fetcher& self, uint32_t process, int fd, const std::string& rail, int ring_fd) {
-            WithoutGil([&] {
-              return self.AddStream(process, {UniqueFd(fd), UniqueFd(ring_fd)}, rail);
-            });
+            WithoutGil(
+                [&] { return self.AddStream(process, {UniqueFd(fd), UniqueFd(ring_fd)}, rail); });
           },
           py::arg("source_process"), py::arg("fd"), py::arg("rail"), py::arg("ring_fd") = -1)
-      .def("num_streams", &Fetcher::NumStreams, py::arg("source_process"))
+      .def("num_streams", &Fetcher::NumStreams, py::arg("source_process"),
+           py::arg("rail") = py::none())
       .def(
           "begin",
           [](Fetcher& self, uint64_t version, const Array<uint64_t>& sink_addresses) {

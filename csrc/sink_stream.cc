@@ -16,17 +16,22 @@ constexpr int kMaxCorrupt = 3;
 constexpr size_t kMaxSpareBlocks = 8;
 // An idle stream is heard from at least this often, whatever this side's own peer_timeout.
 constexpr Clock::duration kPingEvery = std::chrono::milliseconds(500);
+// A stream whose source is heard on others is given up after this long: its link is down, and its
+// chunks must not wait for TCP to find out. Above what three lost packets in a row cost it.
+constexpr Clock::duration kMaxSilence = std::chrono::milliseconds(1500);
 
 }  // namespace
 
 SinkStream::SinkStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, SourceLink* source,
-                       RailStats* stats, SinkWorker* worker)
+                       const std::string& rail, RailStats* stats, SinkWorker* worker)
     : Pollable(std::move(fd)),
       pipe_(std::move(pipe)),
       source_(source),
+      rail_(rail),
       stats_(stats),
       worker_(worker) {
-  ++source_->num_streams;
+  std::lock_guard lock(source_->mutex);
+  ++source_->num_streams[rail_];
 }
 
 void SinkStream::Close() {
@@ -36,7 +41,10 @@ void SinkStream::Close() {
     if (request.kind == FrameKind::kTable) source_->table = SourceLink::Table::kAbsent;
   }
   requests_.clear();
-  --source_->num_streams;
+  {
+    std::lock_guard lock(source_->mutex);
+    --source_->num_streams[rail_];
+  }
   CloseFd();
 }
 
@@ -51,7 +59,7 @@ void SinkStream::Lose(const std::string& reason) {
   if (closed()) return;
   for (const Request& request : requests_) {
     if (request.kind != FrameKind::kFetch) continue;
-    worker_->fetch->queue(source_->index).GiveBack(request.chunk);
+    worker_->fetch->queue(source_->index).GiveBack(this, request.chunk);
     stats_->num_retries.fetch_add(1, std::memory_order_relaxed);
   }
   stats_->num_lost.fetch_add(1, std::memory_order_relaxed);
@@ -70,7 +78,12 @@ bool SinkStream::has_chunks() const {
 
 void SinkStream::OnTick(Clock::time_point now) {
   if (!requests_.empty()) {
-    if (now - last_progress_ > worker_->peer_timeout) Lose("silent for peer_timeout");
+    if (now - last_progress_ > worker_->peer_timeout) {
+      Lose("silent for peer_timeout");
+    } else if (source_->last_heard.load() > last_progress_ + kMaxSilence &&
+               requests_.front().kind != FrameKind::kTable) {
+      Lose("silent while others of its source were not");
+    }
   } else if (now - last_sent_ > std::min(kPingEvery, worker_->peer_timeout / 4)) {
     Ask(Frame{.kind = FrameKind::kPing});
     Flush();
@@ -115,7 +128,7 @@ void SinkStream::AskForChunks() {
   Fetch& fetch = *worker_->fetch;
   uint64_t chunk;
   while (!fetch.over() && requests_.size() < worker_->window &&
-         fetch.queue(source_->index).Take(&chunk)) {
+         fetch.queue(source_->index).Take(this, requests_.size(), &chunk)) {
     Ask(Frame{FrameKind::kFetch, source_->table_id, fetch.version(), chunk});
   }
 }
@@ -172,6 +185,7 @@ SinkStream::Step SinkStream::Receive() {
   if (result.lost()) Lose(result.reason());
   if (result.nbytes() == 0) return Step::kBlocked;
   last_progress_ = Clock::now();
+  source_->last_heard.store(last_progress_, std::memory_order_relaxed);
 
   if (payload_left_ > 0) {
     TakePayload(result.nbytes());
@@ -242,7 +256,7 @@ void SinkStream::HandleError() {
   }
   if (request.kind == FrameKind::kFetch && reply_.kind == FrameKind::kNoTable) {
     requests_.pop_front();
-    worker_->fetch->queue(source_->index).GiveBack(request.chunk);
+    worker_->fetch->queue(source_->index).GiveBack(this, request.chunk);
     auto held = SourceLink::Table::kHeld;
     source_->table.compare_exchange_strong(held, SourceLink::Table::kAbsent);
     return Pump();
@@ -282,7 +296,7 @@ void SinkStream::Verify() {
     const std::string reason = "chunk " + std::to_string(chunk) + " of source process " +
                                std::to_string(source_->process) + " does not match its checksum";
     stats_->num_retries.fetch_add(1, std::memory_order_relaxed);
-    if (fetch.queue(source_->index).GiveBackCorrupt(chunk) >= kMaxCorrupt) {
+    if (fetch.queue(source_->index).GiveBackCorrupt(this, chunk) >= kMaxCorrupt) {
       fetch.Fail(Status(Code::kCorruption, reason));
     }
     return Lose(reason);
@@ -291,6 +305,7 @@ void SinkStream::Verify() {
   stats_->nbytes.fetch_add(reply_.nbytes, std::memory_order_relaxed);
   stats_->num_chunks.fetch_add(1, std::memory_order_relaxed);
   Append(Frame{FrameKind::kDone, source_->table_id, fetch.version(), chunk});
+  fetch.queue(source_->index).Finish(this);
   fetch.Verified(reply_.nbytes);
   Pump();
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -27,11 +28,12 @@ struct SourceLink {
   uint32_t process = 0;
   size_t index = 0;  // in Plan::sources
   std::atomic<Table> table = Table::kAbsent;
-  std::atomic<uint32_t> table_id = 0;  // valid once it is held
-  std::atomic<int> num_streams = 0;
+  std::atomic<uint32_t> table_id = 0;                                    // valid once it is held
+  std::atomic<Clock::time_point> last_heard = Clock::time_point::min();  // on any stream
 
   std::mutex mutex;
-  std::string lost_reason;  // guarded by mutex: of the stream that was lost last
+  std::map<std::string, int> num_streams;  // guarded by mutex, as the rest; per rail
+  std::string lost_reason;                 // of the stream that was lost last
 };
 
 // What the streams of one worker share. Outlives them.
@@ -49,8 +51,8 @@ struct SinkWorker {
 // Lives on its worker's thread. Writes to the fetch's memory only while it has chunks in flight.
 class SinkStream final : public Pollable {
  public:
-  SinkStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, SourceLink* source, RailStats* stats,
-             SinkWorker* worker);
+  SinkStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, SourceLink* source, const std::string& rail,
+             RailStats* stats, SinkWorker* worker);
   ~SinkStream() override { Close(); }
 
   void OnReady(uint32_t events) override;
@@ -96,6 +98,7 @@ class SinkStream final : public Pollable {
 
   const std::unique_ptr<Pipe> pipe_;
   SourceLink* const source_;
+  const std::string rail_;
   RailStats* const stats_;
   SinkWorker* const worker_;
   Clock::time_point last_progress_ = Clock::now();

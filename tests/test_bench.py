@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from tpu_sync_rl.bench import models
+from tpu_sync_rl.bench import models, netns, plan
+from tpu_sync_rl.bench.cases import Layout
 from tpu_sync_rl.bench.figures import Figure
-from tpu_sync_rl.bench.programs import Layout
 from tpu_sync_rl.bench.raw_limits import WRITE_NBYTES, RawLimits
+from tpu_sync_rl.manifest import Manifest
 
 
 def mesh(fsdp, tp):
@@ -134,11 +136,124 @@ def test_wire_measures_and_writes_every_sample(tmp_path):
         "wire phase": 2,
         "raw sockets": 2,
         "memcpy": 2,
+        "pause of a sampler": 2,
     }
     assert [len(reports) for reports in written["sampler_reports"]] == [2, 2]
     moved = written["trainer_reports"][0][0]["wire_nbytes"]
     assert moved == 2 * written["nbytes"]
     assert written["settings"]["trainer_mesh"] == "1x4"
+
+
+def measured(tmp_path, *arguments):
+    """Ratios and samples of a command, per name of its figures; its table has them all."""
+    result = tmp_path / "result.json"
+    done = run_bench(*arguments, f"--json={result}")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(result.read_text())["figures"]
+    assert all(figure["name"].strip() in done.stdout for figure in figures)
+    return figures
+
+
+@pytest.mark.end_to_end
+def test_reshard_compares_every_move_with_none(tmp_path):
+    moves = ("--moves", "axis 1 to 0")
+    figures = measured(tmp_path, "reshard", "--nbytes=500000", "--rounds=1", *moves)
+    assert [(figure["name"], figure["limit"]["name"]) for figure in figures] == [
+        ("axis 1 to 0, bfloat16", "unsharded"),
+        ("axis 1 to 0, float32", "unsharded"),
+        ("float32 to bfloat16 in flight", "bfloat16 alone"),
+    ]
+
+
+@pytest.mark.end_to_end
+def test_leaves_shows_python_per_leaf_on_both_sides(tmp_path):
+    figures = measured(tmp_path, "leaves", "--nbytes=500000", "--leaves=60", "--rounds=2")
+    units = {figure["name"]: figure["unit"] for figure in figures}
+    assert units == {
+        **dict.fromkeys(("list", "one-big", "many-small"), "GB/s"),
+        **dict.fromkeys(
+            ("trainer, until pinned", "sampler, arrays", "sampler, its call"), "µs a leaf"
+        ),
+    }
+    assert all(len(figure["samples"]) == 2 for figure in figures)
+
+
+def test_plan_measures_time_tables_and_memory_of_every_layout(tmp_path):
+    figures = measured(tmp_path, "plan", "--leaves=96", "--rounds=1")
+    assert len(figures) == 3 * 5
+
+
+@pytest.mark.parametrize("layout", sorted(plan.LAYOUTS))
+def test_planned_layouts_cover_every_leaf(layout):
+    for grid, num_hosts in zip(
+        plan.LAYOUTS[layout], (plan.NUM_TRAINER_HOSTS, plan.NUM_SAMPLER_HOSTS), strict=True
+    ):
+        manifest = plan.manifest(6, grid, num_hosts)
+        assert Manifest.decode(manifest.encoded).digest == manifest.digest
+        held = np.concatenate([lying.holders for lying in manifest.layouts])
+        assert set(held) == set(range(num_hosts))
+
+
+@pytest.mark.end_to_end
+def test_local_is_held_against_memcpy_and_device_put(tmp_path):
+    figures = measured(tmp_path, "local", "--nbytes=500000", "--rounds=1")
+    assert [(figure["name"], figure["limit"]["name"]) for figure in figures] == [
+        (move, limit)
+        for move in ("same sharding", "1x4 to 2x2", "axis 0 to 1")
+        for limit in ("memcpy", "jax.device_put")
+    ]
+
+
+@pytest.mark.end_to_end
+def test_peers_run_beside_ours(tmp_path):
+    figures = measured(tmp_path, "peers", "--nbytes=500000", "--rounds=1")
+    assert [figure["limit"]["name"] for figure in figures] == [
+        "Orbax",
+        "jax.experimental.transfer",
+        "plain socket",
+    ]
+
+
+@pytest.mark.end_to_end
+def test_rails_are_held_against_what_they_carry(tmp_path):
+    try:
+        netns.check_rights()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    figures = measured(
+        tmp_path,
+        *("rails", "--netns", "--nbytes=10000000", "--rounds=1"),
+        *("--rates", "200,100", "--lose=200,200"),
+    )
+    assert [(figure["name"], figure["limit"]["name"]) for figure in figures] == [
+        ("2 rails of 200, 100 Mbit/s", "iperf3" if shutil.which("iperf3") else "raw sockets"),
+        ("a rail is lost: done after", "at most"),
+        ("it returns: used after", "at most"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "pass --netns"),
+        (["--netns", "--rates", "fast"], "rates of rails are MBIT,MBIT,… such as 2500,500"),
+        (["--netns", "--lose=100"], "--lose needs two rails or more, not '100'"),
+    ],
+)
+def test_rails_refuses_what_does_not_fit(arguments, message):
+    done = run_bench("rails", *arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+def test_cast_params_are_held_against_the_cast_of_jax():
+    leaves = models.model("one-big", 100_000)
+    trainer = models.structs(leaves, mesh(1, 4), "float32")
+    params = models.make_params(trainer, 2)
+    cast = {key: jax.device_put(leaf.astype("bfloat16")) for key, leaf in params.items()}
+    assert models.wrong_leaves(cast, 2, "float32") == []
+    cut = {key: leaf * 0 for key, leaf in cast.items()}
+    assert models.wrong_leaves(cut, 2, "float32") == ["leaf"]
 
 
 def test_unknown_congestion_control_is_refused():

@@ -34,7 +34,7 @@ FLOORS = (
     ("coordinator_process",),
     ("coordinator", "client"),
     # roles
-    ("calls", "program"),
+    ("calls", "program", "dialler"),
     ("sync_handle",),
     ("pins", "receiver"),
     ("trainer", "sampler", "one_client"),

@@ -275,6 +275,7 @@ def test_loopback_is_not_among_the_nics_that_are_found():
 
 NIC_A = Nic("a", "10.0.0.1", IPv4Network("10.0.0.0/24"))
 NIC_B = Nic("b", "10.0.1.1", IPv4Network("10.0.1.0/24"))
+ROUTED = Nic("r", "10.0.2.1", IPv4Network("10.0.2.0/24"), (IPv4Network("0.0.0.0/0"),))
 AT_A = Address("x", "10.0.0.2", 1)
 AT_B = Address("y", "10.0.1.2", 1)
 ELSEWHERE = Address("z", "10.9.0.2", 1)
@@ -287,13 +288,21 @@ ELSEWHERE = Address("z", "10.9.0.2", 1)
         ([NIC_A, NIC_B], [AT_B, AT_A], ["b-y", "a-x"]),
         ([NIC_A, NIC_B], [ELSEWHERE], ["a-z", "b-z"]),
         ([NIC_A], [AT_A, AT_B], ["a-x", "a-y"]),
-        ([NIC_A, NIC_B], [AT_A], ["a-x", "b-x"]),
+        ([NIC_A, NIC_B], [AT_A], ["a-x"]),
+        ([NIC_A, ROUTED], [AT_A], ["a-x", "r-x"]),
+        ([NIC_A, ROUTED], [ELSEWHERE], ["r-z"]),
         ([NIC_A, NIC_B], [ELSEWHERE, ELSEWHERE], ["a-z", "b-z"]),
     ],
 )
 def test_rails_use_every_nic_and_stay_within_a_subnet(monkeypatch, local, remote, names):
     monkeypatch.setattr(rails, "find_nics", lambda _: local)
     assert [rail.name for rail in rails.pair(OPTIONS, remote)] == names
+
+
+def test_nics_that_are_named_are_used_without_a_route(monkeypatch):
+    monkeypatch.setattr(rails, "find_nics", lambda _: [NIC_A, NIC_B])
+    named = dataclasses.replace(OPTIONS, nics=("a", "b"))
+    assert [rail.name for rail in rails.pair(named, [AT_A])] == ["a-x", "b-x"]
 
 
 def test_loopback_addresses_are_reached_over_loopback_alone():

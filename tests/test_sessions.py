@@ -431,7 +431,14 @@ def test_closing_a_sampler_does_not_wait_for_its_dialling(trainer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rename": 3}, {"max_generations": 1}, {"max_generations": 2.5}, {"replica": ""}]
+    "wrong",
+    [
+        {"rename": 3},
+        {"max_generations": 1},
+        {"max_generations": 2.5},
+        {"replica": ""},
+        {"nics": ["eth77"]},
+    ],
 )
 def test_options_of_a_sampler_are_checked(trainer, wrong):
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):

@@ -12,6 +12,7 @@ from tpu_sync_rl import errors
 from tpu_sync_rl.coordinator_process import CoordinatorProcess, start_coordinator
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.manifest import Rename
+from tpu_sync_rl.nics import find_nics
 from tpu_sync_rl.options import (
     DEFAULT_TIMEOUT_S,
     Options,
@@ -233,6 +234,8 @@ def connect_sampler(
     replica = checked_name("replica", replica)
     max_generations = checked_int("max_generations", max_generations, 2)
     split_address(coordinator)
+    if options.nics is not None:
+        find_nics(options.nics)  # what is wrong with them is told here, not in the background
     return SamplerSession(
         options,
         coordinator=coordinator,

@@ -1,4 +1,4 @@
-"""The NICs of this machine that carry data, and their addresses."""
+"""The NICs of this machine that carry data, their addresses, and what they reach."""
 
 import fcntl
 import socket
@@ -19,19 +19,32 @@ _IFF_POINTOPOINT = 0x10
 _HARDWARE_TYPES = {"1", "32"}
 
 _SYSFS = Path("/sys/class/net")
+_ROUTES = Path("/proc/self/net/route")
 
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """One address of a NIC. `network` is what it reaches without a router, if known."""
+    """One address of a NIC.
+
+    Attributes:
+        name: of the NIC.
+        host: the address.
+        network: what it reaches without a router, if known.
+        routes: what the kernel sends over it, with a router or without, as far as known.
+    """
 
     name: str
     host: str
     network: IPv4Network | None = None
+    routes: tuple[IPv4Network, ...] = ()
 
-    def reaches(self, host: str) -> bool:
+    def is_beside(self, host: str) -> bool:
         """Whether `host` is in the same subnet."""
         return self.network is not None and ip_address(host) in self.network
+
+    def reaches(self, host: str) -> bool:
+        """Whether `host` is in the same subnet, or the kernel has a route to it over this NIC."""
+        return self.is_beside(host) or any(ip_address(host) in route for route in self.routes)
 
 
 LOOPBACK = Nic("lo", "127.0.0.1", IPv4Network("127.0.0.0/8"))
@@ -48,7 +61,9 @@ def find_nics(wanted: Sequence[str] | None = None) -> list[Nic]:
         ValueError: one of `wanted` is neither a NIC with an address nor an address, or there is
             no NIC at all.
     """
-    nics = [nic for _, name in socket.if_nameindex() if (nic := _ipv4(name)) is not None]
+    routes = _routes()
+    names = [name for _, name in socket.if_nameindex()]
+    nics = [nic for name in names if (nic := _ipv4(name, routes.get(name, ()))) is not None]
     if wanted is not None:
         return [_named(name, nics) for name in wanted]
     found = [nic for nic in nics if _is_data_nic(nic.name)]
@@ -73,13 +88,28 @@ def _named(name: str, nics: list[Nic]) -> Nic:
         ) from None
 
 
-def _ipv4(name: str) -> Nic | None:
+def _routes() -> dict[str, tuple[IPv4Network, ...]]:
+    """What the kernel's main table sends over each NIC."""
+    routes: dict[str, tuple[IPv4Network, ...]] = {}
+    try:
+        lines = _ROUTES.read_text().splitlines()[1:]
+    except OSError:  # no procfs here: nothing is known
+        return routes
+    for line in lines:
+        name, network, *_, mask = line.split()[:8]
+        # Addresses stand there as the CPU holds them in memory, which is network order.
+        host, netmask = (socket.inet_ntoa(struct.pack("=I", int(x, 16))) for x in (network, mask))
+        routes[name] = (*routes.get(name, ()), IPv4Network(f"{host}/{netmask}"))
+    return routes
+
+
+def _ipv4(name: str, routes: tuple[IPv4Network, ...]) -> Nic | None:
     try:
         host = socket.inet_ntoa(_ioctl(name, _SIOCGIFADDR)[20:24])
         mask = socket.inet_ntoa(_ioctl(name, _SIOCGIFNETMASK)[20:24])
     except OSError:  # it has none
         return None
-    return Nic(name, host, IPv4Network(f"{host}/{mask}", strict=False))
+    return Nic(name, host, IPv4Network(f"{host}/{mask}", strict=False), routes)
 
 
 def _is_data_nic(name: str) -> bool:

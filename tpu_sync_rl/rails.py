@@ -69,8 +69,10 @@ class Connection(NamedTuple):
 def pair(options: Options, addresses: Sequence[Address]) -> list[Rail]:
     """Pairs the local NICs with those that `addresses` name: each of both sides is in a rail.
 
-    NICs of one subnet go together, others by their order. One rail of shared memory takes their
-    place where the peer is on this host, of our user and in reach, unless the options say "tcp".
+    NICs of one subnet go together, others by their order. Local NICs without a route to any of
+    them are left out, unless `options.nics` names them or no NIC has one. One rail of shared memory
+    takes their place where the peer is on this host, of our user and in reach, unless the options
+    say "tcp".
 
     Raises:
         ValueError: `options.nics` names what is no NIC here.
@@ -82,13 +84,15 @@ def pair(options: Options, addresses: Sequence[Address]) -> list[Rail]:
     addresses = [address for address in addresses if not same_host.is_shared(address.host)]
     loopback = all(is_loopback(address.host) for address in addresses)
     nics = [LOOPBACK] if loopback else find_nics(options.nics)
+    if options.nics is None:
+        nics = [nic for nic in nics if any(nic.reaches(a.host) for a in addresses)] or nics
     pairs: list[tuple[Nic, Address]] = []
     for index, address in enumerate(addresses):
-        near = [nic for nic in nics if nic.reaches(address.host)] or nics
+        near = [nic for nic in nics if nic.is_beside(address.host)] or nics
         pairs.append((near[index % len(near)], address))
     for index, nic in enumerate(nics):
         if all(nic is not paired for paired, _ in pairs):
-            near_addresses = [a for a in addresses if nic.reaches(a.host)] or addresses
+            near_addresses = [a for a in addresses if nic.is_beside(a.host)] or addresses
             pairs.append((nic, near_addresses[index % len(near_addresses)]))
     return [Rail(nic, address.nic, address.host, address.port) for nic, address in pairs]
 
@@ -174,6 +178,9 @@ def _receive_answer(connection: socket.socket, deadline: float) -> tuple[int, by
 def tune(connection: socket.socket, options: Options) -> None:
     """Sets what a data connection needs; those that a socket accepts inherit it."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Otherwise the kernel holds what was sent to a peer that is gone for a quarter of an hour.
+    lost_after_ms = int(options.peer_timeout_s * 1000)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost_after_ms)
     if options.congestion is not None:
         name = options.congestion.encode()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)

@@ -5,12 +5,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tpu_sync_rl import rails
-from tpu_sync_rl.errors import PeerLostError, SyncError
+from tpu_sync_rl.dialler import Dialler
+from tpu_sync_rl.errors import PeerLostError
 from tpu_sync_rl.generations import Generation, GenerationPool
 from tpu_sync_rl.manifest import Manifest, Rename, match
 from tpu_sync_rl.messages import (
@@ -31,7 +31,6 @@ from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Fetcher
 
 _POLL_S = 0.1
-_REDIAL_S = 0.5
 _GOODBYE_S = 0.5
 
 
@@ -53,8 +52,11 @@ class _Source:
     sink: int  # under which its processes know this one
     plan: Plan
     fetcher: Fetcher
-    redial_at: dict[int, float]  # per process that something is read from
-    dial_errors: dict[int, str] = field(default_factory=dict)  # why it could not be dialled last
+    dialler: Dialler
+
+    def close(self) -> None:
+        self.dialler.close()
+        self.fetcher.close()
 
 
 class Receiver:
@@ -130,7 +132,7 @@ class Receiver:
     def close(self) -> None:
         """Stops receiving, and lets go of what was prepared and not taken.
 
-        Where a trainer that has stopped is being dialled, the thread ends some seconds later.
+        Does not wait for trainers that are being dialled, nor long for a plan that is being made.
         """
         with self._changed:
             self._closed = True
@@ -148,7 +150,7 @@ class Receiver:
                 case _Freed():
                     self._prepare()
         if self._source is not None:
-            self._source.fetcher.close()
+            self._source.close()
 
     def _prepare(self) -> None:
         """Makes the arrays of the version that comes next, until there is something else to do."""
@@ -161,7 +163,7 @@ class Receiver:
         source = self._source
         if source is None or (source.trainer, source.sink) != (trainer, self.sink):
             if source is not None:
-                source.fetcher.close()
+                source.close()
                 self._source = None
             if trainer.digest not in self._plans:
                 self._plans[trainer.digest] = self._compare(trainer.manifest)
@@ -170,8 +172,14 @@ class Receiver:
                 self._send(Refuse(trainer.digest, differences))
                 return
             fetcher = Fetcher(plan.native, peer_timeout_s=self._options.peer_timeout_s)
-            redial_at = dict.fromkeys(plan.source_processes, 0.0)
-            self._source = _Source(trainer, self.sink, plan, fetcher, redial_at)
+            dialler = Dialler(
+                self._options,
+                fetcher,
+                {process: trainer.sources[process] for process in plan.source_processes},
+                incarnation=trainer.incarnation,
+                sink=self.sink,
+            )
+            self._source = _Source(trainer, self.sink, plan, fetcher, dialler)
         self._send(Admit(trainer.digest))
 
     def _compare(self, manifest: bytes) -> tuple[Plan | None, str]:
@@ -220,14 +228,15 @@ class Receiver:
         generation = self._free_generation(held)
         waited = time.monotonic()
         fetcher = source.fetcher
-        self._dial(source)
+        source.dialler.open_missing()
         fetcher.begin(held.version, generation.sink_addresses)
         try:
             generation.prepare_arrays()
             silent_since = time.monotonic()
             while not fetcher.wait(_POLL_S):
                 self._stop_if_told(held)
-                lost = self._dial(source)
+                source.dialler.open_missing()
+                lost = source.dialler.lost()
                 if not lost:
                     silent_since = time.monotonic()
                 elif self._is_hopeless(held, silent_since):
@@ -265,39 +274,6 @@ class Receiver:
         if self._newest_incarnation != held.incarnation:
             return True
         return time.monotonic() - silent_since > self._options.peer_timeout_s
-
-    def _dial(self, source: _Source) -> dict[int, str]:
-        """Opens the streams that are missing; says what is wrong with sources that have none."""
-        lost: dict[int, str] = {}
-        for process in source.redial_at:
-            self._dial_missing(source, process)
-            if source.fetcher.num_streams(process) == 0:
-                broken = source.fetcher.lost_reasons().get(process, "its streams were closed")
-                trouble = source.dial_errors.get(process, broken)
-                lost[process] = f"trainer process {process}: {trouble}"
-        return lost
-
-    def _dial_missing(self, source: _Source, process: int) -> None:
-        pairs = rails.pair(self._options, source.trainer.sources[process])
-        have = source.fetcher.num_streams(process)
-        wanted = len(pairs) * self._options.streams_per_rail
-        if have >= wanted or time.monotonic() < source.redial_at[process]:
-            return
-        source.redial_at[process] = time.monotonic() + _REDIAL_S
-        for index in range(have, wanted):
-            rail = pairs[index % len(pairs)]
-            try:
-                connection = rails.dial(
-                    rail,
-                    self._options,
-                    incarnation=source.trainer.incarnation,
-                    sink=source.sink,
-                )
-            except (SyncError, OSError) as error:
-                source.dial_errors[process] = str(error)
-                return
-            source.dial_errors.pop(process, None)
-            source.fetcher.add_stream(process, connection.fd, rail.name, connection.ring_fd)
 
 
 class _Freed:

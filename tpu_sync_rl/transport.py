@@ -188,9 +188,9 @@ class Fetcher:
         """
         self._native.add_stream(source_process, fd, rail, ring_fd)
 
-    def num_streams(self, source_process: int) -> int:
-        """How many streams to a source are alive."""
-        return self._native.num_streams(source_process)
+    def num_streams(self, source_process: int, rail: str | None = None) -> int:
+        """How many streams to a source are alive, on `rail` or on all."""
+        return self._native.num_streams(source_process, rail)
 
     def begin(self, version: int, sink_addresses: NDArray[np.uint64]) -> None:
         """Starts to fetch; returns at once. Chunks of a source without a stream wait for one.

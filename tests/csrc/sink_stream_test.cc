@@ -92,6 +92,43 @@ TEST_F(SinkStreamTest, LostStreamGivesItsChunksToTheOthers) {
   source.join();
 }
 
+TEST_F(SinkStreamTest, SilentStreamGivesItsChunksToThoseThatAreNot) {
+  Start();
+  const RawPeer silent = Connect();
+  silent.TakeTable();
+  Begin();
+  const Frame fetch = silent.ReadFrame();
+  silent.Write(Frame{FrameKind::kChunk, fetch.table, 1, fetch.chunk, PayloadOf(fetch).size()});
+  silent.Write(PayloadOf(fetch).substr(0, 10'000));
+  const RawPeer lively = Connect();
+  std::thread source([&] { Serve(lively); });
+  bool done = false;
+  EXPECT_OK(Wait(&done));
+  EXPECT_TRUE(done);
+  fetcher_->End();
+  EXPECT_TRUE(transfer_.SinkIsRight());
+  EXPECT_EQ(LostReason(), "silent while others of its source were not");
+  EXPECT_EQ(fetcher_->NumStreams(0), 1);
+  fetcher_->Close();
+  source.join();
+}
+
+TEST_F(SinkStreamTest, StreamsAreCountedPerRail) {
+  Start();
+  std::vector<RawPeer> peers;
+  for (const char* rail : {"a", "b", "b"}) {
+    auto [ours, theirs] = ConnectedPair();
+    EXPECT_OK(fetcher_->AddStream(0, std::move(ours), rail));
+    peers.emplace_back(std::move(theirs));
+  }
+  EXPECT_EQ(fetcher_->NumStreams(0), 3);
+  EXPECT_EQ(fetcher_->NumStreams(0, "b"), 2);
+  EXPECT_EQ(fetcher_->NumStreams(0, "c"), 0);
+  peers.back().Close();
+  WaitUntilStreams(2);
+  EXPECT_EQ(fetcher_->NumStreams(0, "b"), 1);
+}
+
 TEST_F(SinkStreamTest, ChunkThatFailsItsChecksumIsFetchedAgainOnAnotherStream) {
   Start({.num_workers = 2, .window = 1, .peer_timeout_s = kTestTimeoutS});
   const RawPeer first = Connect();

@@ -3,9 +3,17 @@
 import argparse
 import sys
 
-from tpu_sync_rl.bench import wire
+from tpu_sync_rl.bench import leaves, local, peers, plan, rails, reshard, wire
 
-COMMANDS = {"wire": wire}
+COMMANDS = {
+    "wire": wire,
+    "reshard": reshard,
+    "leaves": leaves,
+    "plan": plan,
+    "rails": rails,
+    "local": local,
+    "peers": peers,
+}
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Samples of a benchmark as figures: median and spread, a table for people, JSON for programs."""
 
+import argparse
 import json
 import os
 import platform
@@ -44,31 +45,73 @@ class Figure:
         }
 
 
-def print_table(title: str, figures: Sequence[Figure], limits: Sequence[Figure]) -> None:
-    """Prints `title`, then figures and limits; each figure with its ratio to every limit."""
-    console = Console()
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure beside its limit: what it is compared with, measured in the same rounds."""
+
+    figure: Figure
+    limit: Figure | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        row = self.figure.to_dict()
+        if self.limit is not None:
+            row |= {"limit": self.limit.to_dict(), "of_limit": self.figure.over(self.limit)}
+        return row
+
+
+def print_table(title: str, rows: Sequence[Row], *, beside: str = "limit") -> None:
+    """Prints `title`, then each figure, what it is compared with, and the ratio of the two."""
     table = Table()
     table.add_column("")
-    table.add_column("median", justify="right")
-    table.add_column("min to max", justify="right")
-    for limit in limits:
-        table.add_column(f"of {limit.name}", justify="right")
-    for figure in [*figures, *limits]:
-        comparable = figure in figures and all(figure.unit == limit.unit for limit in limits)
-        table.add_row(
-            figure.name,
-            f"{figure.median:.2f} {figure.unit}",
-            f"{min(figure.samples):.2f} to {max(figure.samples):.2f}",
-            *(f"{figure.over(limit):.2f}" if comparable else "" for limit in limits),
-        )
+    for column in ("median", "min to max"):
+        table.add_column(column, justify="right")
+    table.add_column(beside)
+    for column in ("its median", "ratio"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        figure, limit = row.figure, row.limit
+        compared = ("", "", "")
+        if limit is not None:
+            compared = (limit.name, _quantity(limit), f"{figure.over(limit):.2f}")
+        spread = f"{min(figure.samples):{_form(figure)}} to {max(figure.samples):{_form(figure)}}"
+        table.add_row(figure.name, _quantity(figure), spread, *compared)
+    console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(title, style="bold", soft_wrap=True)
     console.print(table)
 
 
-def write_json(path: Path, **parts: Any) -> None:
-    """Writes `parts`, with the machine and the command that they came from."""
-    text = json.dumps({"command": sys.argv, "machine": _machine(), **parts}, indent=1)
-    path.write_text(text + "\n")
+def _quantity(figure: Figure) -> str:
+    return f"{figure.median:{_form(figure)}} {figure.unit}"
+
+
+def _form(figure: Figure) -> str:
+    """Three digits that say something, whatever the size."""
+    return ".0f" if abs(figure.median) >= 100 else ".1f" if abs(figure.median) >= 10 else ".3f"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How much is measured, and where it is written."""
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample here")
+
+
+def write_json(args: argparse.Namespace, rows: Sequence[Row], **more: Any) -> None:
+    """Writes every sample to `args.json`, if that was asked for: with machine and settings."""
+    if args.json is None:
+        return
+    parts = {
+        "command": sys.argv,
+        "machine": _machine(),
+        "settings": {name: value for name, value in vars(args).items() if _is_plain(value)},
+        "figures": [row.to_dict() for row in rows],
+        **more,
+    }
+    args.json.write_text(json.dumps(parts, indent=1) + "\n")
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | list)
 
 
 def _machine() -> dict[str, Any]:

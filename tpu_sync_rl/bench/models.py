@@ -15,35 +15,43 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-DTYPE = jnp.bfloat16
-ITEMSIZE = 2
+DTYPE = "bfloat16"
+AXES = ("fsdp", "tp")
 
 Model = Mapping[str, tuple[tuple[int, ...], P]]  # key -> global shape and spec
 
 
-def model(name: str, nbytes: int | None = None) -> Model:
-    """The model `name` of `MODELS`, scaled to about `nbytes` (None: as published).
+def model(name: str, nbytes: int | None = None, dtype: str = DTYPE) -> Model:
+    """The model `name` of `MODELS`, scaled to about `nbytes` of `dtype` (None: as published).
 
     Dimensions stay multiples of 16, so that meshes of up to 16 devices divide them.
     """
     full = MODELS[name]()
     if nbytes is None:
         return full
-    ratio = nbytes / model_nbytes(full)
+    ratio = nbytes / model_nbytes(full, dtype)
     if name == "many-small":
         return dict(list(full.items())[: max(1, round(len(full) * ratio))])
     return {key: (_scaled(shape, ratio), spec) for key, (shape, spec) in full.items()}
 
 
-def model_nbytes(leaves: Model) -> int:
+def along_axes(leaves: Model) -> Model:
+    """`leaves` with the rows of every matrix over fsdp, and its columns over tp."""
+    return {
+        key: (shape, P("fsdp", "tp") if len(shape) > 1 else spec)
+        for key, (shape, spec) in leaves.items()
+    }
+
+
+def model_nbytes(leaves: Model, dtype: str = DTYPE) -> int:
     """Bytes of one copy of the params."""
-    return sum(prod(shape) * ITEMSIZE for shape, _ in leaves.values())
+    return sum(prod(shape) for shape, _ in leaves.values()) * jnp.dtype(dtype).itemsize
 
 
-def structs(leaves: Model, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+def structs(leaves: Model, mesh: Mesh, dtype: str = DTYPE) -> dict[str, jax.ShapeDtypeStruct]:
     """The params as `like` of a sampler on `mesh`, whose axes are fsdp and tp."""
     return {
-        key: jax.ShapeDtypeStruct(shape, DTYPE, sharding=NamedSharding(mesh, spec))
+        key: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, spec))
         for key, (shape, spec) in leaves.items()
     }
 
@@ -62,14 +70,17 @@ def make_params(
     return params
 
 
-def wrong_leaves(params: Mapping[str, jax.Array], version: int) -> list[str]:
-    """Keys of leaves of which a shard in this process differs from `version` in any bit."""
+def wrong_leaves(params: Mapping[str, jax.Array], version: int, made_as: str = DTYPE) -> list[str]:
+    """Keys of leaves of which a shard in this process differs from `version` in any bit.
+
+    `made_as` is the dtype that the trainer has them in: others are what JAX's cast makes of it.
+    """
     verdicts = []
     for key, leaf in params.items():
         salt = _salt(key, version)
         for shard in leaf.addressable_shards:
             starts = tuple(np.uint32(part.start or 0) for part in shard.index)
-            verdicts.append((key, _matches(leaf.shape)(shard.data, starts, salt)))
+            verdicts.append((key, _matches(leaf.shape, made_as)(shard.data, starts, salt)))
     return sorted({key for key, verdict in verdicts if not verdict})
 
 
@@ -78,9 +89,13 @@ def _salt(key: str, version: int) -> np.uint32:
 
 
 def _contents(
-    local: tuple[int, ...], shape: tuple[int, ...], starts: tuple[jax.Array, ...], salt: jax.Array
+    local: tuple[int, ...],
+    shape: tuple[int, ...],
+    starts: tuple[jax.Array, ...],
+    salt: jax.Array,
+    dtype: str,
 ) -> jax.Array:
-    """Bits, uint16, of the box of extents `local` that begins at `starts` in a leaf of `shape`."""
+    """The box of extents `local` that begins at `starts` in a leaf of `shape`."""
     position = jnp.full(local, salt, jnp.uint32)
     for dim, start in enumerate(starts):
         stride = prod(shape[dim + 1 :])
@@ -89,28 +104,35 @@ def _contents(
         )
     position = (position ^ (position >> 16)) * np.uint32(0x7FEB352D)
     position = (position ^ (position >> 15)) * np.uint32(0x846CA68B)
-    return (position >> 16).astype(jnp.uint16)
+    if jnp.dtype(dtype).itemsize == 2:
+        return jax.lax.bitcast_convert_type((position >> 16).astype(jnp.uint16), jnp.dtype(dtype))
+    # No NaN, infinity or denormal: casts may give their bits as they like.
+    finite = (position & np.uint32(0xBFFFFFFF)) | np.uint32(0x00800000)
+    return jax.lax.bitcast_convert_type(finite, jnp.dtype(dtype))
 
 
 @cache
 def _refill(sharding: NamedSharding) -> Callable[[jax.Array, np.uint32], jax.Array]:
     def refill(old: jax.Array, salt: jax.Array) -> jax.Array:
         starts = (jnp.uint32(0),) * old.ndim
-        bits = _contents(old.shape, old.shape, starts, salt)
-        return jax.lax.bitcast_convert_type(bits, old.dtype)
+        return _contents(old.shape, old.shape, starts, salt, old.dtype.name)
 
     return jax.jit(refill, donate_argnums=0, keep_unused=True, out_shardings=sharding)
 
 
 @cache
 def _matches(
-    shape: tuple[int, ...],
+    shape: tuple[int, ...], made_as: str
 ) -> Callable[[jax.Array, tuple[np.uint32, ...], np.uint32], jax.Array]:
     def matches(shard: jax.Array, starts: tuple[jax.Array, ...], salt: jax.Array) -> jax.Array:
-        bits = jax.lax.bitcast_convert_type(shard, jnp.uint16)
-        return jnp.all(bits == _contents(shard.shape, shape, starts, salt))
+        expected = _contents(shard.shape, shape, starts, salt, made_as).astype(shard.dtype)
+        return jnp.all(_bits(shard) == _bits(expected))
 
     return jax.jit(matches)
+
+
+def _bits(values: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(values, jnp.dtype(f"uint{8 * values.dtype.itemsize}"))
 
 
 def _scaled(shape: tuple[int, ...], ratio: float) -> tuple[int, ...]:

@@ -1,77 +1,28 @@
 """The trainer and sampler programs that a benchmark drives, word by word, over pipes.
 
 Each process answers every word, so the timed part of one never meets the untimed part of another.
+One pair of programs runs several cases in turn, each as a job of its own, so that figures that are
+compared come from the same processes.
 """
 
 import contextlib
 import multiprocessing
+import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import jax
 
 import tpu_sync_rl as tsr
-from tpu_sync_rl.bench import models
+from tpu_sync_rl.bench import models, netns
+from tpu_sync_rl.bench.cases import NUM_WARMUPS, Layout, Place, Sample, Settings, Sync
 
 TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Mesh and number of processes of a program."""
-
-    fsdp: int
-    tp: int
-    num_processes: int = 1
-
-    @classmethod
-    def parse(cls, mesh: str, num_processes: int) -> "Layout":
-        """The layout of "FSDPxTP".
-
-        Raises:
-            ValueError: that is not its form, or the processes don't divide its devices.
-        """
-        sides = mesh.split("x")
-        if len(sides) != 2 or not all(side.isdecimal() and int(side) for side in sides):
-            raise ValueError(f"a mesh is FSDPxTP, such as 1x4, not {mesh!r}")
-        layout = cls(fsdp=int(sides[0]), tp=int(sides[1]), num_processes=num_processes)
-        if num_processes < 1 or layout.num_devices % num_processes:
-            raise ValueError(
-                f"{num_processes} processes can't share the {layout.num_devices} devices of {mesh}"
-            )
-        return layout
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of all processes."""
-        return self.fsdp * self.tp
-
-    def __str__(self) -> str:
-        return f"{self.fsdp}x{self.tp}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the programs sync, and how."""
-
-    leaves: models.Model
-    trainer: Layout
-    sampler: Layout
-    num_replicas: int = 1
-    options: Mapping[str, Any]  # of connect_trainer and connect_sampler alike
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One call of sync_weights in one process; times are of time.monotonic()."""
-
-    began: float
-    ended: float
-    report: dict[str, Any]
 
 
 class Programs:
@@ -79,68 +30,121 @@ class Programs:
 
     def __init__(self, settings: Settings) -> None:
         self._exits = contextlib.ExitStack()
-        self._trainers = self._start(_trainer, settings, settings.trainer, [])
-        coordinator, *_ = _answers(self._trainers, "connecting the trainer")
-        self._samplers = [
-            pipe
-            for index in range(settings.num_replicas)
-            for pipe in self._start(
-                _sampler, settings, settings.sampler, [coordinator, f"sampler-{index}"]
-            )
-        ]
+        self._processes: list[BaseProcess] = []
+        cases = list(settings.cases.values())
+        try:
+            self._trainers = self._start(_trainer, settings, [case.trainer for case in cases], [])
+            coordinator, *_ = _answers(self._trainers, "connecting the trainer")
+            self._samplers = [
+                pipe
+                for index in range(settings.num_replicas)
+                for pipe in self._start(
+                    _sampler,
+                    settings,
+                    [case.sampler for case in cases],
+                    [coordinator, f"sampler-{index}"],
+                )
+            ]
+        except BaseException:
+            self._kill()
+            raise
 
-    def sync(self, version: int) -> tuple[list[Sample], list[Sample]]:
-        """Makes, syncs and checks `version`; samples per trainer and per sampler process.
+    def sync(self, case: str, version: int, *, meanwhile: Callable[[], None] | None = None) -> Sync:
+        """Makes, syncs and checks a version of a case.
+
+        `meanwhile` is called once the trainer has been told to sync.
 
         Raises:
             RuntimeError: bytes differ on a sampler, or a program failed.
         """
-        _ask(self._trainers, "make", version)
-        samples = _ask(self._samplers + self._trainers, "sync", version)
-        wrong = {key for keys in _ask(self._samplers, "check", version) for key in keys}
+        _ask(self._trainers, "make", case, version)
+        _tell(self._trainers, "sync", case, version)
+        if meanwhile is not None:
+            meanwhile()
+        trainers = _answers(self._trainers, f"'sync' of {case}, version {version}")
+        samplers = _ask(self._samplers, "take", case, version)
+        wrong = {key for keys in _ask(self._samplers, "check", case, version) for key in keys}
         if wrong:
-            raise RuntimeError(f"version {version} differs on a sampler in {sorted(wrong)}")
-        return samples[len(self._samplers) :], samples[: len(self._samplers)]
+            raise RuntimeError(f"{case}: version {version} differs on a sampler in {sorted(wrong)}")
+        return Sync(trainers, samplers)
 
     def __enter__(self) -> "Programs":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._exits.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._exits.close()
+        else:
+            self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
 
     def _start(
         self,
         role: Callable[..., None],
         settings: Settings,
-        layout: Layout,
+        layouts: Sequence[Layout],
         arguments: list[str],
     ) -> list[Connection]:
         spawn = multiprocessing.get_context("spawn")
-        pipes, processes = [], []
-        distributed = _free_address() if layout.num_processes > 1 else None
-        for index in range(layout.num_processes):
+        pipes = []
+        num_processes = layouts[0].num_processes
+        num_devices = max(layout.num_devices for layout in layouts) // num_processes
+        address = _free_address() if num_processes > 1 else None
+        for index in range(num_processes):
             pipe, theirs = spawn.Pipe()
+            begin = _Begin(num_devices, address, num_processes, index)
             process = spawn.Process(
-                target=role,
-                args=(theirs, settings, distributed, index, *arguments),
-                daemon=True,
+                target=role, args=(theirs, settings, begin, *arguments), daemon=True
             )
             process.start()
             theirs.close()
             pipes.append(pipe)
-            processes.append(process)
-        # jax.distributed ends all processes of a program together: first all are told, then joined.
-        for process in processes:
+            self._processes.append(process)
             self._exits.callback(process.join, TIMEOUT_S)
+        # jax.distributed ends all processes of a program together: first all are told, then joined.
         for pipe in pipes:
             self._exits.callback(pipe.close)
         return pipes
 
 
-def _ask(pipes: list[Connection], word: str, version: int) -> list[Any]:
+def interleaved(
+    programs: Programs,
+    cases: Sequence[str],
+    num_rounds: int,
+    limits: Mapping[str, Callable[[], float]] | None = None,
+) -> tuple[dict[str, list[Sync]], dict[str, list[float]]]:
+    """Syncs all cases and samples all limits in every round, one after the other.
+
+    So a noisy machine treats them alike. The warm-ups come first and are not counted.
+    """
+    syncs: dict[str, list[Sync]] = {case: [] for case in cases}
+    samples: dict[str, list[float]] = {limit: [] for limit in limits or {}}
+    for version in range(1, NUM_WARMUPS + num_rounds + 1):
+        counts = version > NUM_WARMUPS
+        for limit, sample in (limits or {}).items():
+            value = sample()
+            if counts:
+                samples[limit].append(value)
+        for case in cases:
+            sync = programs.sync(case, version)
+            if counts:
+                syncs[case].append(sync)
+    return syncs, samples
+
+
+def _ask(pipes: list[Connection], word: str, case: str, version: int) -> list[Any]:
+    _tell(pipes, word, case, version)
+    return _answers(pipes, f"{word!r} of {case}, version {version}")
+
+
+def _tell(pipes: list[Connection], word: str, case: str, version: int) -> None:
     for pipe in pipes:
-        pipe.send((word, version))
-    return _answers(pipes, f"{word!r} of version {version}")
+        pipe.send((word, case, version))
 
 
 def _answers(pipes: list[Connection], what: str) -> list[Any]:
@@ -150,64 +154,104 @@ def _answers(pipes: list[Connection], what: str) -> list[Any]:
         raise RuntimeError(f"a program failed in {what}") from None
 
 
-def _words(pipe: Connection) -> Iterator[tuple[str, int]]:
+def _words(pipe: Connection) -> Iterator[tuple[str, str, int]]:
     with contextlib.suppress(EOFError):
         while True:
             yield pipe.recv()
 
 
-def _trainer(pipe: Connection, settings: Settings, distributed: str | None, index: int) -> None:
-    mesh = _start_jax(settings.trainer, distributed, index)
-    like = models.structs(settings.leaves, mesh)
-    params = models.make_params(like, 0)
-    with tsr.connect_trainer(
-        min_replicas=settings.num_replicas, timeout=TIMEOUT_S, **settings.options
-    ) as session:
-        pipe.send(session.coordinator)
-        for word, version in _words(pipe):
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """How a process starts JAX."""
+
+    num_devices: int  # of its own
+    distributed: str | None
+    num_processes: int
+    index: int
+
+
+def _trainer(pipe: Connection, settings: Settings, begin: _Begin) -> None:
+    _start_jax(begin, settings.trainer)
+    with contextlib.ExitStack() as exits:
+        sessions: dict[str, tsr.TrainerSession] = {}
+        likes, params = {}, {}
+        coordinator = settings.trainer.coordinator
+        for name, case in settings.cases.items():
+            likes[name] = models.structs(case.leaves, _mesh(case.trainer), case.trainer_dtype)
+            params[name] = models.make_params(likes[name], 0)
+            sessions[name] = exits.enter_context(
+                tsr.connect_trainer(
+                    coordinator=coordinator,
+                    host_coordinator=not sessions,
+                    job=name,
+                    min_replicas=settings.num_replicas,
+                    timeout=TIMEOUT_S,
+                    token=settings.token,
+                    nics=settings.trainer.nics,
+                    **settings.options,
+                )
+            )
+            coordinator = sessions[name].coordinator
+        pipe.send(coordinator)
+        for word, name, version in _words(pipe):
             if word == "make":
-                params = models.make_params(like, version, params)
+                params[name] = models.make_params(likes[name], version, params[name])
                 pipe.send(None)
             else:
                 began = time.monotonic()
-                report = session.sync_weights(params, version=version)
+                report = sessions[name].sync_weights(params[name], version=version)
                 assert isinstance(report, tsr.Report)
                 pipe.send(Sample(began, time.monotonic(), report.to_dict()))
 
 
 def _sampler(
-    pipe: Connection,
-    settings: Settings,
-    distributed: str | None,
-    index: int,
-    coordinator: str,
-    replica: str,
+    pipe: Connection, settings: Settings, begin: _Begin, coordinator: str, replica: str
 ) -> None:
-    mesh = _start_jax(settings.sampler, distributed, index)
-    like = models.structs(settings.leaves, mesh)
-    with tsr.connect_sampler(
-        coordinator=coordinator,
-        replica=replica,
-        like=like,
-        timeout=TIMEOUT_S,
-        **settings.options,
-    ) as session:
-        for word, version in _words(pipe):
-            if word == "sync":
+    _start_jax(begin, settings.sampler)
+    with contextlib.ExitStack() as exits:
+        sessions = {
+            name: exits.enter_context(
+                tsr.connect_sampler(
+                    coordinator=coordinator,
+                    job=name,
+                    replica=replica,
+                    like=models.structs(case.leaves, _mesh(case.sampler), case.sampler_dtype),
+                    cast=case.trainer_dtype != case.sampler_dtype,
+                    timeout=TIMEOUT_S,
+                    token=settings.token,
+                    nics=settings.sampler.nics,
+                    **settings.options,
+                )
+            )
+            for name, case in settings.cases.items()
+        }
+        for word, name, version in _words(pipe):
+            if word == "take":
                 began = time.monotonic()
-                update = next(session)
+                update = next(sessions[name])
                 pipe.send(Sample(began, time.monotonic(), update.report.to_dict()))
             else:
-                pipe.send(models.wrong_leaves(update.params, version))
+                made_as = settings.cases[name].trainer_dtype
+                pipe.send(models.wrong_leaves(update.params, version, made_as))
 
 
-def _start_jax(layout: Layout, distributed: str | None, index: int) -> jax.sharding.Mesh:
+def _start_jax(begin: _Begin, place: Place) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever drives the programs
+    if place.namespace is not None:
+        netns.enter(place.namespace)
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", layout.num_devices // layout.num_processes)
-    if distributed is not None:
-        jax.distributed.initialize(distributed, layout.num_processes, index)
-    auto = jax.sharding.AxisType.Auto
-    return jax.make_mesh((layout.fsdp, layout.tp), ("fsdp", "tp"), axis_types=(auto, auto))
+    jax.config.update("jax_num_cpu_devices", begin.num_devices)
+    if begin.distributed is not None:
+        jax.distributed.initialize(begin.distributed, begin.num_processes, begin.index)
+
+
+def _mesh(layout: Layout) -> jax.sharding.Mesh:
+    return jax.make_mesh(
+        (layout.fsdp, layout.tp),
+        models.AXES,
+        axis_types=(jax.sharding.AxisType.Auto,) * 2,
+        devices=jax.devices()[: layout.num_devices],
+    )
 
 
 def _free_address() -> str:

@@ -4,6 +4,7 @@ Both move bytes between blocks of memory that were touched before, as a steady s
 """
 
 import multiprocessing
+import signal
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tpu_sync_rl.bench import netns
 from tpu_sync_rl.options import check_congestion
 
 NUM_CONNECTIONS = 2
@@ -25,12 +27,23 @@ class RawLimits:
     Args:
         nbytes: bytes of a sample, over all connections.
         congestion: TCP congestion control; None leaves the system's.
+        host: address that the receiver listens on.
+        sender: network namespace of the sender; None for this one.
+        receiver: that of the receiver.
 
     Raises:
         ValueError: the kernel does not know the congestion control.
     """
 
-    def __init__(self, nbytes: int, congestion: str | None) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        congestion: str | None,
+        *,
+        host: str = "127.0.0.1",
+        sender: str | None = None,
+        receiver: str | None = None,
+    ) -> None:
         if congestion is not None:
             check_congestion(congestion)
         share = max(WRITE_NBYTES, nbytes // NUM_CONNECTIONS // WRITE_NBYTES * WRITE_NBYTES)
@@ -38,11 +51,11 @@ class RawLimits:
         spawn = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
-        address: Any = ("127.0.0.1", 0)  # where the receiver is to listen, then where it does
-        for role in (_receiver, _sender):
+        address: Any = (host, 0)  # where the receiver is to listen, then where it does
+        for role, namespace in ((_receiver, receiver), (_sender, sender)):
             pipe, theirs = spawn.Pipe()
             process = spawn.Process(
-                target=role, args=(theirs, share, congestion, address), daemon=True
+                target=role, args=(theirs, share, congestion, address, namespace), daemon=True
             )
             process.start()
             theirs.close()
@@ -55,11 +68,19 @@ class RawLimits:
 
     def sockets_gbytes_per_s(self) -> float:
         """One sample: from the word to go until the last byte is in the receiver's memory."""
-        began = time.monotonic()
+        self.start_sockets()
+        return self.finish_sockets()
+
+    def start_sockets(self) -> None:
+        """Begins such a sample, which may run beside that of another."""
+        self._began = time.monotonic()
         for pipe in self._pipes:
             pipe.send("stream")
+
+    def finish_sockets(self) -> float:
+        """Waits for its end."""
         ended: float = max(pipe.recv() for pipe in self._pipes)
-        return self.nbytes / (ended - began) / 1e9
+        return self.nbytes / (ended - self._began) / 1e9
 
     def memcpy_gbytes_per_s(self) -> float:
         """One sample: a copy in one process, as many threads as there are connections."""
@@ -81,7 +102,10 @@ class RawLimits:
         self.close()
 
 
-def _receiver(pipe: Connection, share: int, congestion: str | None, address: Any) -> None:
+def _receiver(
+    pipe: Connection, share: int, congestion: str | None, address: Any, namespace: str | None
+) -> None:
+    _begin(namespace)
     blocks = _touched(share)
     copies = _touched(share)
     with socket.create_server(address) as listener:
@@ -100,7 +124,10 @@ def _receiver(pipe: Connection, share: int, congestion: str | None, address: Any
     _serve(pipe, {"stream": receive, "copy": copy})
 
 
-def _sender(pipe: Connection, share: int, congestion: str | None, address: Any) -> None:
+def _sender(
+    pipe: Connection, share: int, congestion: str | None, address: Any, namespace: str | None
+) -> None:
+    _begin(namespace)
     blocks = _touched(share)
     connections = []
     for _ in range(NUM_CONNECTIONS):
@@ -133,6 +160,12 @@ def _serve(pipe: Connection, jobs: dict[str, Callable[[int], None]]) -> None:
             thread.join()
         ended = time.monotonic()
         pipe.send(ended if word == "stream" else ended - began)
+
+
+def _begin(namespace: str | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever takes the samples
+    if namespace is not None:
+        netns.enter(namespace)
 
 
 def _touched(nbytes: int) -> list[np.ndarray]:

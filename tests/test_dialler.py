@@ -1,0 +1,136 @@
+"""Which streams a dialler opens, on which rails, and what it says of those that it can't."""
+
+import dataclasses
+import queue
+import threading
+
+import pytest
+from test_rails import OPTIONS, WAIT_S, Address
+
+from tpu_sync_rl import dialler, rails
+from tpu_sync_rl.dialler import Dialler
+from tpu_sync_rl.errors import PeerLostError
+from tpu_sync_rl.nics import Nic
+from tpu_sync_rl.rails import Rail
+
+ADDRESSES = [Address("x", "10.0.0.2", 1), Address("y", "10.0.1.2", 1)]
+NICS = [Nic("a", "10.0.0.1"), Nic("b", "10.0.1.1")]
+BOTH = ["a-x"] * 2 + ["b-y"] * 2
+
+
+class Streams:
+    """A fetcher's streams: process and rail of each that is alive."""
+
+    def __init__(self) -> None:
+        self.alive: list[tuple[int, str]] = []
+        self.added: queue.Queue[tuple[int, str]] = queue.Queue()
+
+    def add_stream(self, process: int, fd: int, rail: str) -> None:
+        self.alive.append((process, rail))
+        self.added.put((process, rail))
+
+    def num_streams(self, process: int, rail: str | None = None) -> int:
+        return sum(of == process and rail in (None, on) for of, on in self.alive)
+
+    def lost_reasons(self) -> dict[int, str]:
+        return {0: "closed by the peer"}
+
+    def take(self, num: int) -> list[str]:
+        return sorted(self.added.get(timeout=WAIT_S)[1] for _ in range(num))
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    monkeypatch.setattr(rails, "find_nics", lambda _: NICS)
+    monkeypatch.setattr(rails, "dial", lambda *_, **__: -1)
+    monkeypatch.setattr(dialler, "_REDIAL_S", 0.0)
+    return Streams()
+
+
+def make(streams: Streams, processes: range = range(1)) -> Dialler:
+    options = dataclasses.replace(OPTIONS, nics=("a", "b"))
+    sources = dict.fromkeys(processes, ADDRESSES)
+    return Dialler(options, streams, sources, incarnation="life", sink=1)
+
+
+def test_every_rail_of_every_process_gets_its_streams(streams):
+    make(streams, range(3)).open_missing()
+    assert streams.take(12) == ["a-x"] * 6 + ["b-y"] * 6
+    assert all(streams.num_streams(process) == 4 for process in range(3))
+
+
+def test_stream_that_is_lost_is_opened_again_on_its_own_rail(streams):
+    dialler = make(streams)
+    dialler.open_missing()
+    streams.take(4)
+    streams.alive.remove((0, "b-y"))
+    while streams.added.empty():  # the threads of the first round may still be ending
+        dialler.open_missing()
+    assert streams.take(1) == ["b-y"]
+
+
+def test_rail_that_is_down_holds_up_no_other_and_nobody_who_calls(streams, monkeypatch):
+    up = threading.Event()
+
+    def dial(rail: Rail, *_: object, **__: object) -> int:
+        if rail.name == "a-x":
+            assert up.wait(WAIT_S)
+        return -1
+
+    monkeypatch.setattr(rails, "dial", dial)
+    dialler = make(streams)
+    dialler.open_missing()
+    assert streams.take(2) == ["b-y"] * 2
+    dialler.open_missing()  # it is being dialled already
+    assert dialler.lost() == {}
+    up.set()
+    assert streams.take(2) == ["a-x"] * 2
+    assert sorted(rail for _, rail in streams.alive) == BOTH
+
+
+def test_process_that_no_rail_reaches_is_lost_for_all_their_reasons(streams, monkeypatch):
+    tried: queue.Queue[str] = queue.Queue()
+
+    def dial(rail: Rail, *_: object, **__: object) -> int:
+        tried.put(rail.name)
+        raise PeerLostError(f"{rail.name} is down")
+
+    dialler = make(streams)
+    assert dialler.lost() == {0: "trainer process 0: closed by the peer"}
+    monkeypatch.setattr(rails, "dial", dial)
+    dialler.open_missing()
+    tried.get(timeout=WAIT_S), tried.get(timeout=WAIT_S)
+    while dialler.lost()[0].count("is down") < 2:
+        pass
+    assert sorted(dialler.lost()[0].split(": ")[1].split("; ")) == ["a-x is down", "b-y is down"]
+
+
+def test_no_nic_is_a_reason_too(streams, monkeypatch):
+    def find_nics(_: object) -> list[Nic]:
+        raise ValueError("no NIC is up")
+
+    monkeypatch.setattr(rails, "find_nics", find_nics)
+    dialler = make(streams)
+    dialler.open_missing()
+    assert dialler.lost() == {0: "trainer process 0: no NIC is up"}
+
+
+def test_closed_dialler_opens_nothing_more(streams, monkeypatch):
+    dialled: queue.Queue[str] = queue.Queue()
+    up = threading.Event()
+
+    def dial(rail: Rail, *_: object, **__: object) -> int:
+        dialled.put(rail.name)
+        assert up.wait(WAIT_S)
+        raise PeerLostError("down")
+
+    monkeypatch.setattr(rails, "dial", dial)
+    dialler = make(streams, range(2))
+    dialler.open_missing()
+    assert sorted(dialled.get(timeout=WAIT_S) for _ in range(2)) == ["a-x", "b-y"]
+    dialler.close()
+    up.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("tsr-dial"):
+            thread.join(WAIT_S)
+    assert dialled.empty()

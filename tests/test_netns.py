@@ -1,0 +1,64 @@
+"""Several NICs between two network namespaces: all are used, one may be lost and come back."""
+
+import pytest
+
+from tpu_sync_rl.bench import models, netns, rails
+from tpu_sync_rl.bench.cases import Case, Layout
+from tpu_sync_rl.bench.netns import Namespaces
+
+pytestmark = pytest.mark.end_to_end
+RATES_MBIT = (200, 200)
+NBYTES = 20_000_000
+OPTIONS = {"same_host": "tcp", "chunk_nbytes": 1 << 18}
+
+
+@pytest.fixture
+def namespaces():
+    try:
+        netns.check_rights()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    with Namespaces(RATES_MBIT) as namespaces:
+        yield namespaces
+
+
+@pytest.fixture
+def programs(namespaces):
+    one = Layout(fsdp=1, tp=1)
+    case = Case(leaves=models.model("list", NBYTES), trainer=one, sampler=one)
+    with rails.programs_over(namespaces, case, OPTIONS) as programs:
+        yield programs
+
+
+def test_all_rails_carry_a_version_and_a_lost_one_is_made_up_for(namespaces, programs):
+    first = programs.sync(rails.CASE, 1)  # every byte is checked
+    assert set(first.rails) == {"rail0-rail0", "rail1-rail1"}
+    assert all(first.rails.values())
+    lost = namespaces.rails[0]
+
+    second = programs.sync(rails.CASE, 2, meanwhile=lambda: namespaces.set_up(lost, False))
+    assert second.rails["rail1-rail1"] > second.nbytes / 2
+    assert programs.sync(rails.CASE, 3).rails.get("rail0-rail0", 0) == 0
+
+    namespaces.set_up(lost, True)
+    versions = range(4, 104)  # more than it takes, but no end is no answer
+    assert any(programs.sync(rails.CASE, version).rails["rail0-rail0"] for version in versions)
+
+
+def test_nothing_stays_behind(namespaces):
+    assert {namespaces.trainer, namespaces.sampler} <= _names()
+    namespaces.close()
+    namespaces.close()
+    assert not {namespaces.trainer, namespaces.sampler} & _names()
+
+
+def test_rates_that_can_not_be_shaped_leave_nothing_behind(namespaces):
+    before = _names()
+    namespaces.close()
+    with pytest.raises(RuntimeError, match=r"tc -n .* rate 0mbit"):
+        Namespaces([0])
+    assert not before & _names()
+
+
+def _names() -> set[str]:
+    return {path.name for path in netns.FOLDER.glob("*")} if netns.FOLDER.exists() else set()

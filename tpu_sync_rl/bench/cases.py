@@ -1,0 +1,152 @@
+"""What a benchmark runs, and what every process saw of it."""
+
+import argparse
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpu_sync_rl.bench import models
+
+NUM_WARMUPS = 2  # versions of a case that are not counted: steady state begins with the third
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Mesh and number of processes of a program."""
+
+    fsdp: int
+    tp: int
+    num_processes: int = 1
+
+    @classmethod
+    def parse(cls, mesh: str, num_processes: int) -> "Layout":
+        """The layout of "FSDPxTP".
+
+        Raises:
+            ValueError: that is not its form, or the processes don't divide its devices.
+        """
+        sides = mesh.split("x")
+        if len(sides) != 2 or not all(side.isdecimal() and int(side) for side in sides):
+            raise ValueError(f"a mesh is FSDPxTP, such as 1x4, not {mesh!r}")
+        layout = cls(fsdp=int(sides[0]), tp=int(sides[1]), num_processes=num_processes)
+        if num_processes < 1 or layout.num_devices % num_processes:
+            raise ValueError(
+                f"{num_processes} processes can't share the {layout.num_devices} devices of {mesh}"
+            )
+        return layout
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all processes."""
+        return self.fsdp * self.tp
+
+    def __str__(self) -> str:
+        return f"{self.fsdp}x{self.tp}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is synced from which mesh to which."""
+
+    leaves: models.Model
+    trainer: Layout
+    sampler: Layout
+    trainer_dtype: str = models.DTYPE
+    sampler_dtype: str = models.DTYPE
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy of the params on the sampler."""
+        return models.model_nbytes(self.leaves, self.sampler_dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a program runs. The default is this host, over loopback."""
+
+    namespace: str | None = None
+    coordinator: str | None = None  # where the trainer hosts it
+    nics: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the programs sync, and how. The processes of a program are the same in all cases."""
+
+    cases: Mapping[str, Case]
+    num_replicas: int = 1
+    options: Mapping[str, Any]  # of connect_trainer and connect_sampler alike
+    trainer: Place = Place()
+    sampler: Place = Place()
+    token: str = field(default_factory=secrets.token_hex)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call of sync_weights in one process; times are of time.monotonic()."""
+
+    began: float
+    ended: float
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """One version's way, as every process saw it."""
+
+    trainers: Sequence[Sample]
+    samplers: Sequence[Sample]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that crossed data connections."""
+        nbytes: int = self.trainers[0].report["wire_nbytes"]
+        return nbytes
+
+    @property
+    def call_s(self) -> float:
+        """Seconds of the whole call on the trainer."""
+        return self.ended - min(s.began for s in self.trainers)
+
+    @property
+    def ended(self) -> float:
+        """When the last process of the trainer had it, by time.monotonic()."""
+        return max(s.ended for s in self.trainers)
+
+    @property
+    def rails(self) -> Mapping[str, int]:
+        """Bytes that each rail carried."""
+        rails: Mapping[str, int] = self.trainers[0].report["rails"]
+        return rails
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds that a sampler's call took, of a version that was prepared."""
+        return max(s.ended - s.began for s in self.samplers)
+
+    def stage_s(self, stage: str) -> float:
+        """Seconds of a stage of receiving, in the slowest process: "wire", "arrays" or others."""
+        return max(float(s.report["seconds"][stage]) for s in self.samplers)
+
+    @property
+    def pin_s(self) -> float:
+        """Seconds until the trainer's buffers were found and pinned, in the slowest process."""
+        return max(float(s.report["local"]["seconds"]["pin"]) for s in self.trainers)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of sessions."""
+    parser.add_argument("--streams", type=int, default=2, help="TCP connections per rail")
+    parser.add_argument("--chunk_nbytes", type=int, default=1 << 20)
+    parser.add_argument("--congestion", help="TCP congestion control; default: the system's")
+
+
+def options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `connect_trainer` and `connect_sampler` get of them."""
+    return {
+        "same_host": "tcp",
+        "streams_per_rail": args.streams,
+        "chunk_nbytes": args.chunk_nbytes,
+        "congestion": args.congestion,
+    }

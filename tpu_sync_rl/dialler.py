@@ -1,0 +1,111 @@
+"""Keeps the streams to a trainer open: on every rail, to every process that is read from."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from tpu_sync_rl import rails
+from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.options import Options
+from tpu_sync_rl.rails import Address, Rail
+from tpu_sync_rl.transport import Fetcher
+
+_REDIAL_S = 0.5
+
+
+class Dialler:
+    """Opens the streams that a fetcher lacks. One per trainer incarnation.
+
+    Each rail is dialled on a thread of its own, so that one that is down holds up no other and
+    nobody who calls. A thread lives no longer than what it dials. One thread calls the methods.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        fetcher: Fetcher,
+        sources: Mapping[int, Sequence[Address]],
+        *,
+        incarnation: str,
+        sink: int,
+    ) -> None:
+        """Dials nothing yet.
+
+        Args:
+            options: of the session.
+            fetcher: gets the streams.
+            sources: where each process listens that something is read from.
+            incarnation: of the trainer.
+            sink: under which its processes know this one.
+        """
+        self._options = options
+        self._fetcher = fetcher
+        self._sources = sources
+        self._incarnation = incarnation
+        self._sink = sink
+        self._next_round = 0.0
+        self._under_way: set[str] = set()  # rails that are being dialled
+        self._errors: dict[tuple[int, str], str] = {}  # why a process is not reached over a rail
+        self._closed = False
+
+    def open_missing(self) -> None:
+        """Starts to open what is missing; returns at once. May be called as often as one likes."""
+        if time.monotonic() < self._next_round:
+            return
+        self._next_round = time.monotonic() + _REDIAL_S
+        for name, missing in self._missing().items():
+            if name not in self._under_way:
+                self._under_way.add(name)
+                threading.Thread(
+                    target=self._dial, args=(name, missing), name=f"tsr-dial-{name}", daemon=True
+                ).start()
+
+    def lost(self) -> dict[int, str]:
+        """What is wrong with the processes that no stream reaches."""
+        reasons = self._fetcher.lost_reasons()
+        lost = {}
+        for process in self._sources:
+            if self._fetcher.num_streams(process) == 0:
+                errors = [text for (of, _), text in list(self._errors.items()) if of == process]
+                trouble = "; ".join(errors) or reasons.get(process, "its streams were closed")
+                lost[process] = f"trainer process {process}: {trouble}"
+        return lost
+
+    def close(self) -> None:
+        """Dials nothing more, but does not wait for what is being dialled."""
+        self._closed = True
+
+    def _missing(self) -> dict[str, list[tuple[int, Rail, int]]]:
+        """Per rail the processes that lack streams on it, and how many."""
+        missing: dict[str, list[tuple[int, Rail, int]]] = {}
+        for process, addresses in self._sources.items():
+            try:
+                pairs = rails.pair(self._options, addresses)
+            except ValueError as error:  # every NIC is down
+                self._errors[process, ""] = str(error)
+                continue
+            self._errors.pop((process, ""), None)
+            for rail in pairs:
+                have = self._fetcher.num_streams(process, rail.name)
+                if have < self._options.streams_per_rail:
+                    lacking = self._options.streams_per_rail - have
+                    missing.setdefault(rail.name, []).append((process, rail, lacking))
+        return missing
+
+    def _dial(self, name: str, missing: list[tuple[int, Rail, int]]) -> None:
+        try:
+            for process, rail, num_streams in missing:
+                try:
+                    for _ in range(num_streams):
+                        if self._closed:
+                            return
+                        self._open(process, rail)
+                    self._errors.pop((process, name), None)
+                except (SyncError, OSError) as error:
+                    self._errors[process, name] = str(error)
+        finally:
+            self._under_way.discard(name)
+
+    def _open(self, process: int, rail: Rail) -> None:
+        connection = rails.dial(rail, self._options, incarnation=self._incarnation, sink=self._sink)
+        self._fetcher.add_stream(process, connection.fd, rail.name, connection.ring_fd)
