@@ -118,7 +118,7 @@ TEST_F(SinkStreamTest, StreamsAreCountedPerRail) {
   std::vector<RawPeer> peers;
   for (const char* rail : {"a", "b", "b"}) {
     auto [ours, theirs] = ConnectedPair();
-    EXPECT_OK(fetcher_->AddStream(0, std::move(ours), rail));
+    EXPECT_OK(fetcher_->AddStream(0, {std::move(ours), {}}, rail));
     peers.emplace_back(std::move(theirs));
   }
   EXPECT_EQ(fetcher_->NumStreams(0), 3);
