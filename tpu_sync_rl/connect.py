@@ -72,7 +72,8 @@ def connect_trainer(
         nics: names or addresses of the NICs to serve on; None finds them.
         streams_per_rail: accepted for symmetry with `connect_sampler`, whose value counts.
         chunk_nbytes: likewise.
-        congestion: TCP congestion control of data connections; None leaves the system's.
+        congestion: TCP congestion control of data connections; None is cubic over loopback, where
+            that is allowed, and the system's elsewhere.
         peer_timeout: seconds without a sign of life after which a peer is lost.
         same_host: "auto", or "tcp" for no shortcut between processes of one host; so far there is
             none, and both mean TCP.
@@ -204,7 +205,8 @@ def connect_sampler(
         nics: names or addresses of the NICs to receive on; None finds them.
         streams_per_rail: TCP connections per pair of NICs and source process.
         chunk_nbytes: most bytes that are asked for, checked and retried as one.
-        congestion: TCP congestion control of data connections; None leaves the system's.
+        congestion: TCP congestion control of data connections; None is cubic over loopback, where
+            that is allowed, and the system's elsewhere.
         peer_timeout: seconds without a sign of life after which a peer is lost.
         same_host: "auto", or "tcp" for no shortcut between processes of one host; so far there is
             none, and both mean TCP.

@@ -116,7 +116,7 @@ class Listener:
     def _listen(self, nic: Nic) -> None:
         listening = new_socket(nic.host)
         self._listening.append(listening)
-        tune(listening, self._options)
+        tune(listening, self._options, nic.host)
         listening.bind((nic.host, 0))
         self._start_listening(listening)
         self.addresses.append((nic.name, nic.host, listening.getsockname()[1]))

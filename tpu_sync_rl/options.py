@@ -26,7 +26,8 @@ class Options:
         nics: names or addresses of the NICs that carry data; None finds them.
         streams_per_rail: TCP connections per (local NIC, remote NIC) pair.
         chunk_nbytes: most bytes of a chunk on the wire.
-        congestion: TCP congestion control of data connections; None leaves the system's.
+        congestion: TCP congestion control of data connections; None is cubic over loopback, where
+            that is allowed, and the system's elsewhere.
         peer_timeout_s: after this long without a sign of life a peer is lost.
         same_host: "auto", or "tcp" for no shortcut between processes of one host; so far there is
             none, and both mean TCP.

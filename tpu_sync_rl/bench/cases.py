@@ -139,13 +139,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of sessions."""
     parser.add_argument("--streams", type=int, default=2, help="TCP connections per rail")
     parser.add_argument("--chunk_nbytes", type=int, default=1 << 20)
-    parser.add_argument("--congestion", help="TCP congestion control; default: the system's")
+    parser.add_argument(
+        "--congestion", default="cubic", help="TCP congestion control of ours and of raw sockets"
+    )
+    parser.add_argument("--same_host", default="tcp", choices=["tcp", "auto"])
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """What `connect_trainer` and `connect_sampler` get of them."""
     return {
-        "same_host": "tcp",
+        "same_host": args.same_host,
         "streams_per_rail": args.streams,
         "chunk_nbytes": args.chunk_nbytes,
         "congestion": args.congestion,
