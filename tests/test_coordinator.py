@@ -124,10 +124,20 @@ def test_it_runs_alone_without_jax():
 
 def test_command_reports_what_is_wrong(tmp_path):
     command = [sys.executable, "-m", "tpu_sync_rl.coordinator", "--address"]
-    for address, text in [("0.0.0.0:0", "can be reached from other"), ("x", "must be 'host:port'")]:
+    for address, text in [("0.0.0.0:0", "TSR_TOKEN_FILE, .* or pass --insecure"), ("x", "must be 'host:port'")]:
         ran = subprocess.run([*command, address], capture_output=True, text=True, check=False)
         assert ran.returncode == 1
-        assert text in ran.stderr
+        assert re.search(text, ran.stderr)
+
+
+def test_help_is_for_people_alone(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        coordinator_main(["--help"])
+    text = capsys.readouterr().out
+    assert text.startswith("usage: python -m tpu_sync_rl.coordinator [-h] --address ADDRESS")
+    assert "TSR_TOKEN=secret python -m tpu_sync_rl.coordinator --address=" in text
+    assert "--ready_fd" not in text
+    assert "--parent" not in text
 
 
 def test_token_of_any_bytes_reaches_the_child():
@@ -146,6 +156,13 @@ def test_token_of_any_bytes_reaches_the_child():
 def test_wrong_token_is_refused_at_once(coordinator):
     stranger = SamplerSession(coordinator, token=b"guess")
     with pytest.raises(AuthError, match="the coordinator has another token"):
+        stranger.client.start(time.monotonic() + 60)
+
+
+def test_missing_token_is_named_with_the_ways_to_give_one(coordinator):
+    stranger = SamplerSession(coordinator, token=b"")
+    text = "this process has no token: pass token= or set TSR_TOKEN or TSR_TOKEN_FILE"
+    with pytest.raises(AuthError, match=text):
         stranger.client.start(time.monotonic() + 60)
 
 

@@ -240,7 +240,15 @@ class CoordinatorClient:
             raise msgspec.DecodeError(f"a nonce of {len(nonces[1])} bytes")
         mac = authentication.mac(self._token, "dialler", nonces, identity(greeting))
         outbox.put(encode(Credentials(mac)))
-        proof = _expect(stream, Proof).mac
+        try:
+            proof = _expect(stream, Proof).mac
+        except AuthError as error:
+            if self._token:
+                raise
+            raise AuthError(
+                f"the coordinator at {self._address} has a token and this process has no token: "
+                "pass token= or set TSR_TOKEN or TSR_TOKEN_FILE"
+            ) from error
         expected = authentication.mac(self._token, "listener", nonces, identity(greeting))
         if not authentication.matches(proof, expected):
             raise AuthError(f"the coordinator at {self._address} does not have our token")
