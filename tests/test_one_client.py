@@ -415,10 +415,19 @@ def test_a_cast_to_an_integer_is_refused_by_key() -> None:
 
 @pytest.mark.parametrize("other", [P(), SAMPLER, "cpu", np.zeros(3)])
 def test_a_target_that_is_none_is_refused(other: Any) -> None:
-    with pytest.raises(TypeError, match=f"'w' is a {type(other).__name__}, expected a jax.Array"):
+    found = f"is a {type(other).__name__}, expected a Sharding, a tree of Shardings alone, or a"
+    with pytest.raises(TypeError, match=f"to {found}"):
+        sync_weights(_params(), to=other)
+    with pytest.raises(TypeError, match=f"to at 'w' {found}"):
         sync_weights(_params(), to={"w": other})
-    with pytest.raises(TypeError, match=f"to has a {type(other).__name__} at 'x' beside shardings"):
+    with pytest.raises(TypeError, match=f"to at 'x' {found}"):
         sync_weights({**_params(), "x": jnp.zeros(3)}, to={"w": REPLICATED, "x": other})
+
+
+@pytest.mark.parametrize("part", [SAMPLER, P()])
+def test_a_part_of_a_sharding_is_refused_with_how_to_make_one(part: Any) -> None:
+    with pytest.raises(TypeError, match=r"make it one: NamedSharding\(mesh, P\(\.\.\.\)\)"):
+        sync_weights(_params(), to=part)
 
 
 def test_a_weakly_typed_target_is_refused_by_key() -> None:

@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any
 
 import jax
@@ -46,7 +47,7 @@ def sync_weights(params: Any, *, to: Any, rename: Rename = None, cast: bool = Fa
     Raises:
         ValueError: leaves that can't be synced, don't fit, or lie where this process can't reach
             them; names every key.
-        TypeError: a leaf that is no array.
+        TypeError: a leaf that is no array; a `to` that is none of the above.
     """
     leaves, treedef = jax.tree.flatten(params)
     route = _route(params, leaves, treedef, to, rename, cast)
@@ -182,15 +183,18 @@ def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
 def _likes(params: Any, to: Any, rename: Rename) -> Any:
     """The tree of arrays or ShapeDtypeStructs that `to` means."""
     keys, targets, _ = flatten(to)
-    kinds = [isinstance(target, Sharding) for target in targets]
-    if not any(kinds):
-        return to
-    for key, target, is_sharding in zip(keys, targets, kinds, strict=True):
-        if not is_sharding:
+    expected: type[Any] | UnionType = jax.Array | jax.ShapeDtypeStruct
+    if any(isinstance(target, Sharding) for target in targets):
+        expected = Sharding
+    for key, target in zip(keys, targets, strict=True):
+        if not isinstance(target, expected):
             raise TypeError(
-                f"to has a {type(target).__name__} at {key!r} beside shardings, expected "
-                "shardings alone, or jax.Arrays and ShapeDtypeStructs alone"
+                f"to{f' at {key!r}' if key else ''} is a {type(target).__name__}, expected a "
+                "Sharding, a tree of Shardings alone, or a tree of jax.Arrays and "
+                f"ShapeDtypeStructs alone{_hint(target)}"
             )
+    if expected is not Sharding:
+        return to
     if rename is not None:
         raise ValueError("rename= needs a tree of arrays as to=: shardings alone have no keys")
     keys, leaves, treedef = flatten(params)
@@ -202,6 +206,12 @@ def _likes(params: Any, to: Any, rename: Rename) -> Any:
             for key, leaf, sharding in zip(keys, leaves, shardings, strict=True)
         ],
     )
+
+
+def _hint(target: Any) -> str:
+    """How to make a sharding of what is almost one, for the text of an error."""
+    is_part = isinstance(target, jax.sharding.Mesh | jax.sharding.PartitionSpec)
+    return "; make it one: NamedSharding(mesh, P(...))" if is_part else ""
 
 
 def _like(key: str, leaf: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
