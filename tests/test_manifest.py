@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest, Pair, changes, match
+from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest, Pair, Sides, changes, match
 
 
 def _whole(shape: tuple[int, ...], holders: tuple[int, ...] = (0,)) -> BoxLayout:
@@ -217,6 +217,19 @@ def test_every_difference_is_listed_with_both_sides() -> None:
     ]
 
 
+def test_differences_call_the_sides_what_the_caller_does() -> None:
+    source = _manifest(("gone", "float32", (2,)), ("s", "float32", (2,)))
+    sink = _manifest(("new", "bool", ()), ("s", "int32", (3,)))
+    _, differences = match(source, sink, rename={"odd": "x"}, sides=Sides("params", "to", "in"))
+    assert differences == [
+        "'odd': renamed, but params has no such leaf",
+        "'new': to wants bool[], params has no such leaf",
+        "'s': shape [2] in params, [3] in to",
+        "'s': dtype float32 in params, int32 in to",
+        "'gone': params has float32[2], to has no such leaf",
+    ]
+
+
 @pytest.mark.parametrize("source", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("sink", ["float16", "bfloat16", "float32", "float64"])
 def test_cast_turns_one_float_into_another(source: str, sink: str) -> None:
@@ -234,7 +247,10 @@ def test_cast_turns_one_float_into_another(source: str, sink: str) -> None:
 def test_cast_converts_floats_alone(dtypes: tuple[str, str]) -> None:
     source, sink = (_manifest(("w", dtype, (2,))) for dtype in dtypes)
     _, differences = match(source, sink, cast=True)
-    assert differences == [f"'w': dtype {dtypes[0]} on the trainer, {dtypes[1]} on the sampler"]
+    assert differences == [
+        f"'w': dtype {dtypes[0]} on the trainer, {dtypes[1]} on the sampler "
+        "(cast=True converts only between float16, bfloat16, float32, float64)"
+    ]
 
 
 @pytest.mark.parametrize("rename", [{"old": "new"}, lambda key: key.replace("old", "new")])

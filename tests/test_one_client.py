@@ -382,12 +382,12 @@ def test_a_traced_leaf_is_refused_by_key() -> None:
 @pytest.mark.parametrize(
     ("to", "message"),
     [
-        ({"w": _struct((4,))}, r"'w': shape \[8\] on the trainer, \[4\] on the sampler"),
-        ({"w": _struct((8, 1))}, r"'w': shape \[8\] on the trainer, \[8, 1\] on the sampler"),
-        ({"w": _struct(dtype=jnp.bfloat16)}, "'w': dtype float32 on the trainer, bfloat16"),
-        ({"w": _struct(), "x": _struct()}, r"'x': the sampler wants float32\[8\], the"),
-        ({"v": _struct()}, r"(?s)'v': the sampler wants.*'w': the trainer has float32\[8\]"),
-        ({}, r"'w': the trainer has float32\[8\], the sampler has no such leaf"),
+        ({"w": _struct((4,))}, r"'w': shape \[8\] in params, \[4\] in to"),
+        ({"w": _struct((8, 1))}, r"'w': shape \[8\] in params, \[8, 1\] in to"),
+        ({"w": _struct(dtype=jnp.bfloat16)}, "'w': dtype float32 in params, bfloat16"),
+        ({"w": _struct(), "x": _struct()}, r"'x': to wants float32\[8\], params has no such leaf"),
+        ({"v": _struct()}, r"(?s)'v': to wants.*'w': params has float32\[8\]"),
+        ({}, r"'w': params has float32\[8\], to has no such leaf"),
         ({"w": jax.ShapeDtypeStruct((8,), jnp.float32)}, "leaf 'w' has no sharding"),
         ({"w": NamedSharding(SAMPLER, P(("tp", "fsdp"), None))}, "leaf 'w' of shape .*rank"),
         ({"w": NamedSharding(EXPLICIT, P(unreduced={"a"}))}, "leaf 'w' of shape .*unreduced"),
@@ -409,7 +409,7 @@ def test_an_indivisible_sharding_is_refused_by_key() -> None:
 
 
 def test_a_cast_to_an_integer_is_refused_by_key() -> None:
-    with pytest.raises(ValueError, match="'w': dtype float32 on the trainer, int32 on the sampler"):
+    with pytest.raises(ValueError, match="float32 in params, int32 in to .cast=True converts only"):
         sync_weights(_params(), to={"w": _struct(dtype=jnp.int32)}, cast=True)
 
 

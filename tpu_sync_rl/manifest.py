@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -193,14 +194,31 @@ class Pair:
     op: int  # Op of csrc/cast.h: 0 copies, else FloatKinds from << 4 | to
 
 
+class Sides(NamedTuple):
+    """What people call the source and the sink, and how a leaf lies there: "on" or "in"."""
+
+    source: str
+    sink: str
+    lies: str
+
+
+TRAINER_AND_SAMPLER = Sides("the trainer", "the sampler", "on")
+
+
 def match(
-    source: Manifest, sink: Manifest, *, rename: Rename = None, cast: bool = False
+    source: Manifest,
+    sink: Manifest,
+    *,
+    rename: Rename = None,
+    cast: bool = False,
+    sides: Sides = TRAINER_AND_SAMPLER,
 ) -> tuple[list[Pair], list[str]]:
     """Pairs the leaves of `source` and `sink` by key, and lists everything that does not fit.
 
     Args:
         rename: from the source's keys to the sink's; keys that a mapping lacks stay as they are.
         cast: allow one float dtype to become another.
+        sides: the words for both in the differences.
 
     Returns:
         The pairs in the order of `sink`, and the differences as lines for people, each with its
@@ -219,45 +237,45 @@ def match(
         by_key[key] = index
     if isinstance(rename, Mapping):
         unknown = sorted(rename.keys() - {leaf.key for leaf in source.leaves})
-        differences += [f"{key!r}: renamed, but the trainer has no such leaf" for key in unknown]
+        differences += [f"{key!r}: renamed, but {sides.source} has no such leaf" for key in unknown]
     pairs: list[Pair] = []
     for sink_leaf, leaf in enumerate(sink.leaves):
         source_leaf = by_key.pop(leaf.key, None)
         if source_leaf is None:
             differences.append(
-                f"{leaf.key!r}: the sampler wants {leaf.dtype}{list(leaf.shape)}, "
-                "the trainer has no such leaf"
+                f"{leaf.key!r}: {sides.sink} wants {leaf.dtype}{list(leaf.shape)}, "
+                f"{sides.source} has no such leaf"
             )
             continue
-        op, differing = _compare(source.leaves[source_leaf], leaf, cast)
+        op, differing = _compare(source.leaves[source_leaf], leaf, cast, sides)
         differences += differing
         pairs.append(Pair(source_leaf, sink_leaf, op))
     for key, index in by_key.items():
         given = source.leaves[index]
         differences.append(
-            f"{key!r}: the trainer has {given.dtype}{list(given.shape)}, "
-            "the sampler has no such leaf"
+            f"{key!r}: {sides.source} has {given.dtype}{list(given.shape)}, "
+            f"{sides.sink} has no such leaf"
         )
     return pairs, differences
 
 
-def _compare(given: Leaf, wanted: Leaf, cast: bool) -> tuple[int, list[str]]:
+def _compare(given: Leaf, wanted: Leaf, cast: bool, sides: Sides) -> tuple[int, list[str]]:
     """The op that makes `wanted` of `given`, and how they differ beyond what it can mend."""
     differences = []
+    here, there = f"{sides.lies} {sides.source}", f"{sides.lies} {sides.sink}"
     if given.shape != wanted.shape:
         differences.append(
-            f"{wanted.key!r}: shape {list(given.shape)} on the trainer, "
-            f"{list(wanted.shape)} on the sampler"
+            f"{wanted.key!r}: shape {list(given.shape)} {here}, {list(wanted.shape)} {there}"
         )
     if given.dtype == wanted.dtype:
         return 0, differences
     floats = given.float_kind > 0 and wanted.float_kind > 0
     if floats and cast:
         return given.float_kind << 4 | wanted.float_kind, differences
-    differences.append(
-        f"{wanted.key!r}: dtype {given.dtype} on the trainer, {wanted.dtype} on the sampler"
-        + (" (cast=True would convert it)" if floats else "")
-    )
+    hint = " (cast=True would convert it)" if floats else ""
+    if cast:
+        hint = f" (cast=True converts only between {', '.join(FLOAT_KINDS)})"
+    differences.append(f"{wanted.key!r}: dtype {given.dtype} {here}, {wanted.dtype} {there}{hint}")
     return 0, differences
 
 

@@ -14,7 +14,7 @@ from tpu_sync_rl import _native
 from tpu_sync_rl.buffers import LocalShards, pin
 from tpu_sync_rl.errors import PlanError
 from tpu_sync_rl.generations import NUM_THREADS, ResultPool, Sink
-from tpu_sync_rl.manifest import Rename, match, renamed
+from tpu_sync_rl.manifest import Rename, Sides, match, renamed
 from tpu_sync_rl.plan import Plan, make_plan
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
 from tpu_sync_rl.transport import shard_directory
@@ -22,6 +22,7 @@ from tpu_sync_rl.tree import flatten
 
 _CHUNK_NBYTES = 1 << 20  # what a thread copies before it takes the next
 _MAX_ROUTES = 32
+_SIDES = Sides("params", "to", "in")
 
 _results = ResultPool()
 
@@ -159,11 +160,11 @@ def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
     source = shard_table(*flatten(params)[:2], wanted=False, one_client=True)
     keys, likes, treedef = flatten(_likes(params, to, rename))
     sink = shard_table(keys, likes, wanted=True, one_client=True)
-    pairs, differences = match(source.manifest, sink.manifest, rename=rename, cast=cast)
+    pairs, differences = match(
+        source.manifest, sink.manifest, rename=rename, cast=cast, sides=_SIDES
+    )
     if differences:
-        raise ValueError(
-            "params (the trainer) and to (the sampler) differ:\n" + "\n".join(differences)
-        )
+        raise ValueError("params and to differ:\n" + "\n".join(differences))
     try:
         plan = make_plan(
             source.manifest, sink.manifest, pairs, process=process, chunk_nbytes=_CHUNK_NBYTES
