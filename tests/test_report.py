@@ -3,7 +3,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from tpu_sync_rl.report import Report
+from tpu_sync_rl.report import Report, shown_nbytes
 
 OWN = Report(
     version=3,
@@ -43,9 +43,23 @@ def test_is_frozen_and_speed_needs_time():
     assert OWN.gbytes_per_s == 0.0
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (12_000, "12.000 kB"),
+        (1.5e6, "1.500 MB"),
+        (2e12, "2,000.000 GB"),
+    ],
+)
+def test_bytes_are_shown_in_the_unit_that_fits(nbytes, text):
+    assert shown_nbytes(nbytes) == text
+
+
 def test_prints_a_table_without_empty_rows():
     lines = str(REPORT).splitlines()
     assert lines[0] == "version   3 of incarnation ab12"
-    assert "2.000 MB at 0.00 GB/s" in lines[2]
+    assert "2.000 MB at 4.000 MB/s" in lines[2]
     assert any(line.startswith("lost") and line.endswith("c") for line in lines)
     assert not any(line.startswith("lost") for line in str(OWN).splitlines())

@@ -97,10 +97,10 @@ def explain(source: Any, target: Any, *, rename: Rename = None, cast: bool = Fal
         >>> columns, rows = (NamedSharding(mesh, P(*spec)) for spec in [(None, "tp"), ("fsdp",)])
         >>> params = {"w": jax.ShapeDtypeStruct((256, 512), np.float32, sharding=columns)}
         >>> print(tsr.explain(params, rows))
-        process 0 reads 1 leaves, 0.524 MB in 1 chunks and 2 regions
-        key  dtype    shape       regions  chunks     bytes  sources
-        w    float32  [256, 512]        2       1  0.524 MB  0
-        from process 0: 0.524 MB in 1 chunks
+        process 0 reads 1 leaf, 524.288 kB in 1 chunk and 2 regions
+        key  dtype    shape       regions  chunks       bytes  sources
+        w    float32  [256, 512]        2       1  524.288 kB  0
+        from process 0: 524.288 kB in 1 chunk
 
     Returns:
         The plan of this process; `str()` of it is a table.

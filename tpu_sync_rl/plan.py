@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tpu_sync_rl import _native
 from tpu_sync_rl.errors import PlanError
 from tpu_sync_rl.manifest import BoxLayout, Manifest, Pair
+from tpu_sync_rl.report import shown_nbytes
 
 _MAX_ROWS = 40  # of the printed table; beyond, leaves that differ in numbers alone share a row
 _MAX_SOURCES = 16  # in its footer
@@ -57,8 +58,10 @@ class Plan:
     def __str__(self) -> str:
         rows = _merged(_rows(self), len(self.pairs) > _MAX_ROWS)
         lines = [
-            f"process {self.process} reads {len(self.pairs)} leaves, {_mb(self.wire_nbytes)} in "
-            f"{self.native.num_chunks} chunks and {self.native.num_regions} regions"
+            f"process {self.process} reads {_counted(len(self.pairs), 'leaf', 'leaves')}, "
+            f"{shown_nbytes(self.wire_nbytes)} in "
+            f"{_counted(self.native.num_chunks, 'chunk', 'chunks')} and "
+            f"{_counted(self.native.num_regions, 'region', 'regions')}"
         ]
         processes = np.array(self.source_processes, np.uint32)
         lines += _aligned([_HEADINGS, *(row.cells(processes) for row in rows[:_MAX_ROWS])])
@@ -66,7 +69,8 @@ class Plan:
             lines.append(f"and {len(rows) - _MAX_ROWS} more rows")
         sources = self.native.sources()
         lines += [
-            f"from process {process}: {_mb(nbytes)} in {num_chunks} chunks"
+            f"from process {process}: {shown_nbytes(nbytes)} in "
+            f"{_counted(num_chunks, 'chunk', 'chunks')}"
             for process, num_chunks, nbytes in sources[:_MAX_SOURCES]
         ]
         if len(sources) > _MAX_SOURCES:
@@ -171,7 +175,7 @@ class _Row:
             key = "…" + key[1 - _MAX_KEY_CHARS :]
         if self.num_leaves > 1:
             key += f" ×{self.num_leaves}"
-        counts = (str(self.num_regions), str(self.num_chunks), _mb(self.nbytes))
+        counts = (str(self.num_regions), str(self.num_chunks), shown_nbytes(self.nbytes))
         return (key, self.dtype, str(list(self.shape)), *counts, _spans(processes[self.is_read]))
 
 
@@ -247,5 +251,5 @@ def _spans(numbers: NDArray[np.uint32]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.3f} MB"
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

@@ -5,6 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+def shown_nbytes(nbytes: float) -> str:
+    """`nbytes` for people, in the unit that fits: 1.500 GB, 12.000 kB, 7 B."""
+    for unit, unit_nbytes in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= unit_nbytes:
+            return f"{nbytes / unit_nbytes:,.3f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """One version's way from the trainer to its samplers, as one program saw it.
@@ -64,12 +72,13 @@ class Report:
         }
 
     def __str__(self) -> str:
+        speed = f"{shown_nbytes(1e9 * self.gbytes_per_s)}/s"
         rows = [
             ("version", f"{self.version} of incarnation {self.incarnation}"),
-            ("params", f"{self.nbytes / 1e6:,.3f} MB"),
-            ("wire", f"{self.wire_nbytes / 1e6:,.3f} MB at {self.gbytes_per_s:.2f} GB/s"),
+            ("params", shown_nbytes(self.nbytes)),
+            ("wire", f"{shown_nbytes(self.wire_nbytes)} at {speed}"),
             ("seconds", ", ".join(f"{stage} {s:.4f}" for stage, s in self.seconds.items())),
-            ("rails", ", ".join(f"{rail} {n / 1e6:,.3f} MB" for rail, n in self.rails.items())),
+            ("rails", ", ".join(f"{rail} {shown_nbytes(n)}" for rail, n in self.rails.items())),
             ("replicas", ", ".join(f"{name}: {v}" for name, v in self.replicas.items())),
             ("lost", ", ".join(self.lost)),
             ("refused", "; ".join(f"{name}: {why}" for name, why in self.refused.items())),
