@@ -107,6 +107,16 @@ py::dict RegionsOf(const Plan& plan) {
   return arrays;
 }
 
+py::bytes EncodeTable(const Plan& plan, size_t source_index) {
+  if (source_index >= plan.sources.size()) throw py::index_error("no such source");
+  std::string bytes;
+  {
+    py::gil_scoped_release release;
+    bytes = EncodeChunkTable(plan, source_index);
+  }
+  return py::bytes(bytes);
+}
+
 std::shared_ptr<ShardDirectory> MakeDirectory(const Array<uint32_t>& leaf,
                                               const Array<uint32_t>& box,
                                               const Array<uint32_t>& itemsize,
@@ -141,7 +151,8 @@ void BindPlan(py::module_& module) {
       .def_property_readonly("num_regions", [](const Plan& plan) { return plan.regions.size(); })
       .def_property_readonly("num_chunks", [](const Plan& plan) { return plan.chunks.size(); })
       .def("sources", &SourcesOf)
-      .def("regions", &RegionsOf);
+      .def("regions", &RegionsOf)
+      .def("encode_table", &EncodeTable, py::arg("source_index"));
   module.def("make_plan", &MakePlanFromArrays, py::arg("layouts"), py::arg("pairs"),
              py::arg("sink_process"), py::arg("chunk_nbytes"));
   py::class_<ShardDirectory, std::shared_ptr<ShardDirectory>>(module, "ShardDirectory")
