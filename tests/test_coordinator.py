@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import select
 import signal
 import socket
@@ -124,7 +125,10 @@ def test_it_runs_alone_without_jax():
 
 def test_command_reports_what_is_wrong(tmp_path):
     command = [sys.executable, "-m", "tpu_sync_rl.coordinator", "--address"]
-    for address, text in [("0.0.0.0:0", "TSR_TOKEN_FILE, .* or pass --insecure"), ("x", "must be 'host:port'")]:
+    for address, text in [
+        ("0.0.0.0:0", "TSR_TOKEN_FILE, .* or pass --insecure"),
+        ("x", "must be 'host:port'"),
+    ]:
         ran = subprocess.run([*command, address], capture_output=True, text=True, check=False)
         assert ran.returncode == 1
         assert re.search(text, ran.stderr)
@@ -132,7 +136,7 @@ def test_command_reports_what_is_wrong(tmp_path):
 
 def test_help_is_for_people_alone(capsys):
     with pytest.raises(SystemExit, match="0"):
-        coordinator_main(["--help"])
+        coordinator_module.main(["--help"])
     text = capsys.readouterr().out
     assert text.startswith("usage: python -m tpu_sync_rl.coordinator [-h] --address ADDRESS")
     assert "TSR_TOKEN=secret python -m tpu_sync_rl.coordinator --address=" in text

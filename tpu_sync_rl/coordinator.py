@@ -38,7 +38,7 @@ from tpu_sync_rl.messages import (
     encode,
     identity,
 )
-from tpu_sync_rl.options import check_exposure, join_address, resolve_token, split_address
+from tpu_sync_rl.options import is_loopback, join_address, resolve_token, split_address
 
 MAX_HANDSHAKE_NBYTES = 4096
 MAX_HANDSHAKES = 64
@@ -46,6 +46,18 @@ HANDSHAKE_S = 5.0
 _TICK_S = 0.1
 _FLUSH_S = 1.0
 _PARENT_POLL_S = 0.2
+
+_DESCRIPTION = """\
+Runs a coordinator until it is interrupted. Trainers and samplers connect to it and take their
+versions in step; the weights themselves go from trainer to sampler, not through it. A job needs it
+only where its trainer does not run one itself.
+
+All programs of a job, and this one, share a secret token: TSR_TOKEN, or the content of the file
+that TSR_TOKEN_FILE names. Without one it listens on loopback alone.
+
+example:
+  TSR_TOKEN=secret python -m tpu_sync_rl.coordinator --address=0.0.0.0:8476
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -226,22 +238,50 @@ def _report(ready_fd: int, line: str) -> None:
         print(line, file=pipe)
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tpu_sync_rl.coordinator",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--address",
+        required=True,
+        help="host:port to listen on; port 0 is a free one, which is printed (required)",
+    )
+    parser.add_argument(
+        "--peer_timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="silence after which a process counts as lost (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="listen beyond loopback without a token (default: refuse to)",
+    )
+    # For the process that starts this one: the parent to end with, and where to write the port or
+    # an error.
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--ready_fd", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a coordinator until it is told to end; its exit status."""
-    parser = argparse.ArgumentParser(prog="tpu_sync_rl.coordinator", description=__doc__)
-    parser.add_argument("--address", required=True, help="host:port to listen on; 0: a free port")
-    parser.add_argument("--peer_timeout", type=float, default=10.0, help="seconds")
-    parser.add_argument("--insecure", action="store_true", help="no token beyond loopback")
-    parser.add_argument("--parent", type=int, help="end with this parent process")
-    parser.add_argument("--ready_fd", type=int, help="where to write the port, or an error")
-    arguments = parser.parse_args(argv)
+    arguments = _parser().parse_args(argv)
     if arguments.parent is not None:
         watch = threading.Thread(target=_end_with, args=(arguments.parent,), daemon=True)
         watch.start()
     try:
         token = resolve_token(None)
         host, _ = split_address(arguments.address)
-        check_exposure(host, token=token, insecure=arguments.insecure)
+        if not token and not arguments.insecure and not is_loopback(host):
+            raise ValueError(
+                f"{host} can be reached from other machines: set TSR_TOKEN or TSR_TOKEN_FILE, "
+                "here and in every program of the job, or pass --insecure"
+            )
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(_run(arguments, token))
     except (SyncError, ValueError) as error:
