@@ -282,7 +282,7 @@ def test_timeout_says_who_lacks_what_and_the_version_stays(world):
     world.pass_time(5)
     for process in trainer:
         assert outcome(process).error == "SyncTimeoutError"
-        assert "replica 's' has version None of 1" in outcome(process).text
+        assert "replica 's' has prepared no version of this incarnation (" in outcome(process).text
         assert "(1 of 2 processes have it)" in outcome(process).text
     prepare(sampler[1:], 1)
     sampler[0].take(0)
@@ -331,6 +331,23 @@ def test_min_replicas_waits_for_that_many_admissions(world):
     assert trainer[0].all(Announced)
 
 
+def test_timeout_of_a_committed_call_says_what_was_taken(world):
+    [trainer] = world.trainer()
+    [sampler] = world.replica("s")
+    publish([trainer], 0, 1)
+    sampler.admit()
+    sampler.prepare(1)
+    sampler.take(0)
+    sampler.took(0)
+    publish([trainer], 1, 2, wait="committed", timeout_s=5)
+    sampler.prepare(2)
+    world.pass_time(5)
+    assert outcome(trainer).text == (
+        "version 2 stays announced, but replica 's' has taken only version 1 "
+        "(version 2 is prepared and not taken)"
+    )
+
+
 def test_min_replicas_times_out_naming_what_is_there(world):
     trainer = world.trainer()
     one = world.replica("one")
@@ -340,6 +357,7 @@ def test_min_replicas_times_out_naming_what_is_there(world):
     world.pass_time(5)
     text = outcome(trainer[0]).text
     assert outcome(trainer[0]).error == "SyncTimeoutError"
+    assert "version 1 was not announced and may be published again" in text
     assert "needs 2 replicas, 1 admitted: one" in text
     assert "'two' (process 1 of 2 is lost)" in text
 

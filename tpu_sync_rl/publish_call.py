@@ -126,8 +126,10 @@ class PublishCall:
                 lack = replica.absent() or ("refused" if replica.refusals else "not decided yet")
                 others.append(f"{replica.name!r} ({lack})")
         have = f"{len(admitted)} admitted{': ' if admitted else ''}{', '.join(admitted)}"
-        return f"version {self.first.version} needs {self.first.min_replicas} replicas, {have}" + (
-            f"; others: {', '.join(others)}" if others else ""
+        return (
+            f"version {self.first.version} was not announced and may be published again: it needs "
+            f"{self.first.min_replicas} replicas, {have}"
+            + (f"; others: {', '.join(others)}" if others else "")
         )
 
     # --- once it is announced
@@ -148,19 +150,26 @@ class PublishCall:
 
     def _is_met(self, replica: Replica) -> bool:
         assert self.held is not None
-        committed = self.first.wait == "committed"
-        return covers(replica.calls.taken if committed else replica.received, self.held)
+        return covers(self._has(replica), self.held)
+
+    def _has(self, replica: Replica) -> Held | None:
+        """The newest version that it has in the way that this call waits for."""
+        return replica.calls.taken if self.first.wait == "committed" else replica.received
 
     def lacking(self) -> str:
         """Each replica that it still waits for, and what that one has."""
-        assert self.held is not None
+        verb = "taken" if self.first.wait == "committed" else "prepared"
         texts = []
         for replica in sorted(self.waiting, key=lambda replica: replica.name):
             if not self._is_met(replica):
-                has = replica.status(self._incarnation).version
-                progress = replica.describe()
+                has, progress = self._has(replica), replica.describe()
+                newest = (
+                    f"only version {has.version}"
+                    if has and has.incarnation == self._incarnation
+                    else "no version of this incarnation"
+                )
                 texts.append(
-                    f"replica {replica.name!r} has version {has} of {self.held.version}"
+                    f"replica {replica.name!r} has {verb} {newest}"
                     + (f" ({progress})" if progress else "")
                 )
         return "; ".join(texts)

@@ -53,7 +53,8 @@ class SyncHandle:
             timeout: seconds; None for what is left of the call's own.
 
         Raises:
-            SyncTimeoutError: lists which replica lacks what; the version stays announced.
+            SyncTimeoutError: lists which replica lacks what. The version stays announced, or was
+                never announced and may be published again: the text says which.
             SyncError: the call ended in another way, in all processes of the program alike.
         """
         soon = time.monotonic() + checked_timeout(timeout, float("inf"))

@@ -153,7 +153,8 @@ class TrainerSession:
             ValueError, TypeError: a leaf that can't be synced, by its key, or a bad argument.
             ManifestError: the leaves differ from those of the first call, or too few replicas fit.
             VersionError: `version` does not grow, or a newer incarnation took over.
-            SyncTimeoutError: who lacks what; the version stays announced.
+            SyncTimeoutError: who lacks what. The version stays announced, or was never announced
+                and may be published again: the text says which.
             PeerLostError: another process of the trainer is gone.
         """
         if wait not in ("received", "committed", None):
