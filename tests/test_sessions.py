@@ -332,6 +332,22 @@ def test_third_version_waits_for_a_pin(trainer):
         oracle.assert_equal(update.params, SPECS, 19, SAMPLER)
 
 
+def test_sessions_show_their_place_and_version(trainer):
+    incarnation, address = trainer.incarnation, trainer.coordinator
+    with connect(trainer) as sampler:
+        assert repr(sampler) == (
+            f"SamplerSession(job='policy', replica='sampler-0', coordinator='{address}', "
+            "version=None)"
+        )
+        publish(trainer, 3)
+        sampler.sync_weights()
+        assert repr(sampler).endswith("version=3)")
+        assert repr(trainer) == (
+            f"TrainerSession(job='policy', incarnation='{incarnation}', coordinator='{address}', "
+            "version=3)"
+        )
+
+
 def test_version_that_was_never_announced_may_be_published_again(pool):
     with tsr.connect_trainer(timeout=20, min_replicas=1) as trainer:
         for _ in range(2):

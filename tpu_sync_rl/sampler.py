@@ -84,6 +84,7 @@ class SamplerSession:
         table = shard_table(keys, leaves, wanted=True)
         self._order = table.order
         self._options = options
+        self._coordinator = coordinator
         self._replica = replica
         self._life = life
         self._one_at_a_time = threading.Lock()
@@ -122,6 +123,13 @@ class SamplerSession:
         except BaseException:
             self.close()
             raise
+
+    def __repr__(self) -> str:
+        version = None if self._current is None else self._current.version
+        return (
+            f"SamplerSession(job={self._options.job!r}, replica={self._replica!r}, "
+            f"coordinator={self._coordinator!r}, version={version})"
+        )
 
     @property
     def current(self) -> Update | None:

@@ -107,6 +107,13 @@ class TrainerSession:
             self._end()
             raise
 
+    def __repr__(self) -> str:
+        version = self._newest_version if self._newest_version >= 0 else None
+        return (
+            f"TrainerSession(job={self._options.job!r}, incarnation={self.incarnation!r}, "
+            f"coordinator={self.coordinator!r}, version={version})"
+        )
+
     @overload
     def sync_weights(
         self,
