@@ -24,8 +24,11 @@ class Report:
         version: what was synced, within `incarnation`.
         nbytes: bytes of the params: global ones on a trainer, what the replica holds on a sampler.
         wire_nbytes: bytes that crossed data connections, to all replicas of a trainer.
-        seconds: per stage, the longest of the program's processes; "total" is the whole call on a
-            trainer and the whole transfer on a sampler.
+        seconds: per stage, the longest of the program's processes. On a trainer "compute" waits
+            until the params are there, "pin" checks and pins them, and "total" is the whole call,
+            with the wait for samplers. On a sampler "wait" lasts until memory is free, "wire"
+            until every byte has landed, "arrays" makes jax.Arrays of it, and "total" is the whole
+            transfer.
         rails: bytes received per rail; in a trainer's `local`, sent since the report before.
         replicas: per replica the version that it has prepared, None for none yet.
         lost: replicas that were lost during the call.

@@ -63,7 +63,9 @@ class SamplerSession:
     """One process of a replica in a job. Made by `connect_sampler`.
 
     Versions are received in the background from the beginning, so that a call only swaps. A context
-    manager, and an iterator over updates that stops when the trainer has ended the job.
+    manager, and an iterator over updates that stops when the trainer has ended the job: it yields
+    the newest prepared version each time and skips older ones. A trainer that wants each version
+    taken publishes with `wait="committed"`.
     """
 
     def __init__(
@@ -187,9 +189,14 @@ class SamplerSession:
             self._one_at_a_time.release()
 
     def __iter__(self) -> Iterator[Update]:
+        """Yields the newest prepared version each time, as `sync_weights()` does; skips older ones.
+
+        With a trainer that publishes with `wait="committed"` none is skipped.
+        """
         return self
 
     def __next__(self) -> Update:
+        """The next update: blocks and raises as `sync_weights()`, but stops when the job ends."""
         try:
             return self.sync_weights()
         except JobEndedError:
