@@ -100,6 +100,14 @@ _INTERRUPTED = 130  # The exit status that shells know for Ctrl-C.
 
 def main(argv: list[str]) -> int:
     """Runs what the flags say; returns the exit status."""
+    try:
+        return _run(argv)
+    except app.UsageError as error:  # absl would print all of the help above it.
+        print(f"error: {error}\nPass --help to see the flags.", file=sys.stderr)
+        return 1
+
+
+def _run(argv: list[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}")
     if FLAGS.config is not None:
@@ -114,6 +122,8 @@ def main(argv: list[str]) -> int:
         place = process_place(os.environ, FLAGS.process_index, FLAGS.process_count)
         run_role(FLAGS.role, *place)
         return 0
+    if FLAGS.json is not None and not Path(FLAGS.json).parent.is_dir():
+        raise app.UsageError(f"--json={FLAGS.json}: there is no folder {Path(FLAGS.json).parent}")
     return run_local_job(
         LocalJob(
             trainer_processes=FLAGS.trainer_processes,
