@@ -30,6 +30,7 @@ def test_good_run_has_no_failures():
     assert summary["bitwise_equal"]
     assert summary["reward_first"] == pytest.approx(0.05)
     assert summary["reward_last"] == pytest.approx(0.25)
+    assert summary["reward_versions"] == 2
     assert summary["nbytes_per_version"] == 1000
     assert summary["sync_seconds_median"] == 0.5
 

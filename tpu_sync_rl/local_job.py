@@ -30,7 +30,7 @@ class LocalJob:
         sampler_devices: CPU devices of each.
         steps: number of the last version.
         time_limit_s: all of it ends after that.
-        log_dir: folder for the programs' logs; None for a new one, which is kept after a failure.
+        log_dir: folder for the programs' logs; None for a new one, kept unless all went well.
         json_path: file for the numbers of the run; None for none.
         role_flags: arguments that every child gets.
     """
@@ -60,7 +60,11 @@ def run_local_job(job: LocalJob) -> int:
     began = time.monotonic()
     log_dir = Path(job.log_dir or tempfile.mkdtemp(prefix="tpu_sync_rl-"))
     log_dir.mkdir(parents=True, exist_ok=True)
-    events, failed = _run_programs(job, log_dir, began + job.time_limit_s)
+    try:
+        events, failed = _run_programs(job, log_dir, began + job.time_limit_s)
+    except BaseException:  # Ctrl-C, most often.
+        print(_where(log_dir), file=sys.stderr)
+        raise
     summary = {
         "trainer_processes": job.trainer_processes,
         "sampler_replicas": job.sampler_replicas,
@@ -71,17 +75,22 @@ def run_local_job(job: LocalJob) -> int:
         Path(job.json_path).write_text(json.dumps(summary, indent=2) + "\n")
     failed = failed or failures(summary, job.steps)
     if failed:
-        print("\n".join(failed), file=sys.stderr)
+        print("\n".join([*failed, _where(log_dir)]), file=sys.stderr)
         return 1
     if job.log_dir is None:
         shutil.rmtree(log_dir, ignore_errors=True)
     print(
         f"{summary['versions']} versions, each proved bit-equal on {job.sampler_replicas} "
-        f"samplers; reward {summary['reward_first']:.3f} -> {summary['reward_last']:.3f}; "
+        f"samplers; reward {summary['reward_first']:.3f} -> {summary['reward_last']:.3f} "
+        f"(means of the first and last {summary['reward_versions']} versions); "
         f"sync {1e3 * summary['sync_seconds_median']:.1f} ms (median); "
         f"{summary['seconds']:.0f} s in all"
     )
     return 0
+
+
+def _where(log_dir: Path) -> str:
+    return f"the programs' logs are in {log_dir}"
 
 
 def _run_programs(
@@ -96,11 +105,13 @@ def _run_programs(
         _ReservedPort() as jax_port,
         ChildPrograms(log_dir) as children,
     ):
+        progress.say(f"starting {title} on CPU devices")
         _start_trainer(job, children, token, jax_port.port)
         try:
             for name, event in children.events(deadline):
                 events.append(event)
                 if event["event"] == "start":
+                    progress.say(f"coordinator at {event['coordinator']}, samplers are starting")
                     _start_samplers(job, children, token, event)
                 else:
                     _show(progress, name, event)

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from tpu_sync_rl.report import shown_nbytes
+
 _ROWS = 12
 _REWARD_STEPS = 5
 
@@ -29,7 +31,7 @@ class Progress:
         samplers = event["samplers"]
         row = [str(event["version"]), f"{event['reward']:.3f}"]
         row += [str(samplers.get(replica, "-")) for replica in self._replicas]
-        row += [f"{1e3 * event['sync_s']:.1f} ms", f"{event['gbytes_per_s']:.3f} GB/s"]
+        row += [f"{1e3 * event['sync_s']:.1f} ms", f"{shown_nbytes(1e9 * event['gbytes_per_s'])}/s"]
         self._rows.append(row)
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
@@ -80,6 +82,7 @@ def summarize(events: Sequence[dict[str, Any]], replicas: Sequence[str]) -> dict
         "samplers": rounds[-1]["samplers"] if rounds else {},
         "bitwise_equal": bool(rounds) and len(proved) == len(rounds),
         "rewards": rewards,
+        "reward_versions": edge,
         "reward_first": statistics.fmean(rewards[:edge]) if rewards else 0.0,
         "reward_last": statistics.fmean(rewards[-edge:]) if rewards else 0.0,
         "nbytes_per_version": rounds[-1]["nbytes"] if rounds else 0,
@@ -103,6 +106,7 @@ def failures(summary: dict[str, Any], steps: int) -> list[str]:
     if not summary["reward_last"] > summary["reward_first"]:
         found.append(
             f"the reward did not rise: {summary['reward_first']:.3f} at first, "
-            f"{summary['reward_last']:.3f} at last"
+            f"{summary['reward_last']:.3f} at last "
+            f"(means of {summary['reward_versions']} versions)"
         )
     return found
