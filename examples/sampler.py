@@ -28,6 +28,7 @@ def main(coordinator: str = "127.0.0.1:8476", replica: str = "sampler-0") -> Non
     sharding = NamedSharding(Mesh(jax.devices(), ("tp",)), P())
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)
     like = {"slope": scalar, "offset": scalar}
+    print(f"waiting for the trainer at {coordinator}", flush=True)
     with tsr.connect_sampler(coordinator=coordinator, replica=replica, like=like) as session:
         for update in session:
             y = answer(update.params, jnp.float32(1.0))

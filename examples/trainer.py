@@ -39,6 +39,7 @@ def main(coordinator: str = "127.0.0.1:8476") -> None:
     params = jax.device_put(
         {"slope": jnp.zeros(()), "offset": jnp.zeros(())}, NamedSharding(mesh, P())
     )
+    print(f"waiting for a sampler at {coordinator}", flush=True)
     with tsr.connect_trainer(coordinator=coordinator, min_replicas=1) as session:
         for step in range(STEPS):
             params = train_step(params, x, y)
