@@ -49,8 +49,8 @@ _PARENT_POLL_S = 0.2
 
 _DESCRIPTION = """\
 Runs a coordinator until it is interrupted. Trainers and samplers connect to it and take their
-versions in step; the weights themselves go from trainer to sampler, not through it. A job needs it
-only where its trainer does not run one itself.
+versions in step; the weights themselves go from trainer to sampler, not through it. A trainer
+runs one itself, unless it connects with host_coordinator=False.
 
 All programs of a job, and this one, share a secret token: TSR_TOKEN, or the content of the file
 that TSR_TOKEN_FILE names. Without one it listens on loopback alone.
