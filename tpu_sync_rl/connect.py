@@ -75,8 +75,7 @@ def connect_trainer(
         congestion: TCP congestion control of data connections; None is cubic over loopback, where
             that is allowed, and the system's elsewhere.
         peer_timeout: seconds without a sign of life after which a peer is lost.
-        same_host: "auto", or "tcp" for no shortcut between processes of one host; so far there is
-            none, and both mean TCP.
+        same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
 
@@ -208,8 +207,7 @@ def connect_sampler(
         congestion: TCP congestion control of data connections; None is cubic over loopback, where
             that is allowed, and the system's elsewhere.
         peer_timeout: seconds without a sign of life after which a peer is lost.
-        same_host: "auto", or "tcp" for no shortcut between processes of one host; so far there is
-            none, and both mean TCP.
+        same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: use NICs beyond loopback without a token.
         trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
 

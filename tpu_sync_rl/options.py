@@ -29,8 +29,7 @@ class Options:
         congestion: TCP congestion control of data connections; None is cubic over loopback, where
             that is allowed, and the system's elsewhere.
         peer_timeout_s: after this long without a sign of life a peer is lost.
-        same_host: "auto", or "tcp" for no shortcut between processes of one host; so far there is
-            none, and both mean TCP.
+        same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of the stages of each sync.
     """
