@@ -178,6 +178,29 @@ def test_updates_stay_whole_while_newer_ones_arrive(trainer):
         oracle.assert_equal(update.params, SPECS, update.version, SAMPLER)
 
 
+def test_arrays_of_the_next_version_are_made_while_it_is_awaited(trainer, monkeypatch):
+    with connect(trainer) as sampler:
+        made = threading.Event()
+        prepare = sampler._pool.prepare
+
+        def observed(until):
+            prepare(until)
+            made.set()
+
+        monkeypatch.setattr(sampler._pool, "prepare", observed)
+        for version in (1, 2):
+            publish(trainer, version)
+            sampler.sync_weights()
+        assert sampler.sync_weights(wait=False) is None
+        assert made.wait(20)
+        beforehand = [array for array in sampler._pool._prepared._arrays if array is not None]
+        publish(trainer, 3)
+        update = sampler.sync_weights()
+        oracle.assert_equal(update.params, SPECS, 3, SAMPLER)
+        handed_out = {id(leaf) for leaf in jax.tree.leaves(update.params)}
+        assert beforehand and {id(array) for array in beforehand} <= handed_out
+
+
 def test_iteration_stops_when_the_trainer_closed(pool):
     with tsr.connect_trainer(timeout=20, min_replicas=1) as trainer:
         session = connect(trainer)

@@ -241,6 +241,8 @@ TEST_F(SourceStreamTest, PeerThatGoesInTheMiddleIsForgotten) {
   EXPECT_TRUE(peer.Readable());
   peer.Close();
   const RawPeer other = Connect();
+  // The table is forgotten with the sink's last stream, if that is noticed before.
+  EXPECT_EQ(Upload(other).kind, FrameKind::kTableOk);
   other.Write(Fetch(0));
   ExpectChunk(other, 0);
 }
