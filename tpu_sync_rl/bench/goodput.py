@@ -10,7 +10,8 @@ from tpu_sync_rl.bench.netns import Namespaces, Veth
 from tpu_sync_rl.bench.raw_limits import RawLimits
 
 _PORT = 5201
-_SECONDS = 1
+_SECONDS = 2
+_SETTLE_S = 1  # before them, not counted: until congestion control has found the rate
 _RAW_S = 1.0  # what a sample of raw sockets takes about
 
 
@@ -49,7 +50,7 @@ class Goodput:
         ]
 
     def gbytes_per_s(self) -> float:
-        """One sample: about a second."""
+        """One sample: a few seconds."""
         return self._sample()
 
     def __enter__(self) -> "Goodput":
@@ -67,34 +68,39 @@ class Goodput:
         with contextlib.ExitStack() as exits:
             clients = []
             for rail in self._namespaces.rails:
-                exits.enter_context(self._server(rail))
-                clients.append(exits.enter_context(self._client(rail)))
+                self._serve(rail, exits)
+                clients.append(self._client(rail, exits))
             return sum(_goodput(client) for client in clients)
 
-    def _server(self, rail: Veth) -> "subprocess.Popen[str]":
+    def _serve(self, rail: Veth, exits: contextlib.ExitStack) -> None:
         command = ["iperf3", "-s", "-1", "--forceflush", "-B", rail.sampler_host, "-p", str(_PORT)]
-        server = _start(self._namespaces.sampler, command)
+        server = _start(self._namespaces.sampler, command, exits)
         assert server.stdout is not None
-        for line in server.stdout:
-            if "listening" in line:
-                return server
-        raise RuntimeError(f"iperf3 does not listen on {rail.sampler_host}")
+        if not any("listening" in line for line in server.stdout):
+            raise RuntimeError(f"iperf3 does not listen on {rail.sampler_host}")
 
-    def _client(self, rail: Veth) -> "subprocess.Popen[str]":
+    def _client(self, rail: Veth, exits: contextlib.ExitStack) -> "subprocess.Popen[str]":
         command = ["iperf3", "-J", "-c", rail.sampler_host, "-B", rail.trainer_host]
-        command += ["-p", str(_PORT), "-t", str(_SECONDS)]
+        command += ["-p", str(_PORT), "-t", str(_SECONDS), "-O", str(_SETTLE_S)]
         if self._congestion is not None:
             command += ["-C", self._congestion]
-        return _start(self._namespaces.trainer, command)
+        return _start(self._namespaces.trainer, command, exits)
 
 
-def _start(namespace: str, command: list[str]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        ["ip", "netns", "exec", namespace, *command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
+def _start(
+    namespace: str, command: list[str], exits: contextlib.ExitStack
+) -> "subprocess.Popen[str]":
+    """Runs a command in a namespace, to the end of `exits` at most."""
+    process = exits.enter_context(
+        subprocess.Popen(
+            ["ip", "netns", "exec", namespace, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
     )
+    exits.callback(process.kill)
+    return process
 
 
 def _goodput(client: "subprocess.Popen[str]") -> float:

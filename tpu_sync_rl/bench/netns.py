@@ -16,8 +16,9 @@ from pathlib import Path
 _CLONE_NEWNET = 0x40000000
 FOLDER = Path("/run/netns")
 _PREFIX = "tsr-bench"
-# Bytes that a token bucket of a rate may send at once: enough for its timer to hold the rate.
+# Bytes that a token bucket may send at once, up to a rate: enough for its timer to hold the rate.
 _BURSTS_NBYTES = {100: 64_000, 1000: 256_000, 2500: 512_000, 5000: 1_000_000, 10_000: 2_000_000}
+_MAX_BURST = 4_000_000
 _LATENCY = "20ms"
 
 
@@ -80,7 +81,7 @@ class Namespaces:
 
     def set_rate(self, veth: Veth, rate_mbit: int) -> None:
         """Shapes both directions of a rail."""
-        burst = max(n for rate, n in _BURSTS_NBYTES.items() if rate <= max(rate_mbit, 100))
+        burst = next((n for most, n in _BURSTS_NBYTES.items() if rate_mbit <= most), _MAX_BURST)
         for namespace in (self.trainer, self.sampler):
             _call(
                 *("tc", "-n", namespace, "qdisc", "replace", "dev", veth.name, "root", "tbf"),

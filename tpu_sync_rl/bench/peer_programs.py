@@ -1,9 +1,7 @@
 """A trainer and a sampler process per peer: what gets params across without us."""
 
 import contextlib
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
@@ -13,6 +11,7 @@ import jax
 
 from tpu_sync_rl.bench import models, peer_transports
 from tpu_sync_rl.bench.peer_transports import Transport
+from tpu_sync_rl.bench.processes import Processes, answer, words
 
 PEERS: Mapping[str, Transport] = {
     "jax.experimental.transfer": peer_transports.TRANSFER,
@@ -21,28 +20,23 @@ PEERS: Mapping[str, Transport] = {
 }
 
 
-class PeerPrograms:
+class PeerPrograms(Processes):
     """Both processes of the peer `name`, running. They end when it is closed."""
 
     def __init__(self, name: str, leaves: models.Model) -> None:
-        transport = PEERS[name]
+        super().__init__()
         self._name = name
-        self._in_turn = transport.in_turn
-        self._exits = contextlib.ExitStack()
-        spawn = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        info: Any = None
-        with _environment(transport.environment):
-            for role in (_trainer, _sampler):
-                pipe, theirs = spawn.Pipe()
-                process = spawn.Process(target=role, args=(theirs, name, leaves, info), daemon=True)
-                process.start()
-                theirs.close()
-                self._exits.callback(process.join)
-                self._exits.callback(pipe.close)
-                self._pipes.append(pipe)
-                info = self._answer(pipe)
-        self._exits.callback(transport.clean, info)
+        self._transport = PEERS[name]
+        self._info: Any = None
+        try:
+            with _environment(self._transport.environment):
+                self._trainer = self.start(_trainer, name, leaves)
+                self._info = answer(self._trainer, name)
+                self._sampler = self.start(_sampler, name, leaves, self._info)
+                answer(self._sampler, name)
+        except BaseException:
+            self.kill()
+            raise
 
     def sync(self, version: int) -> float:
         """Makes, moves and checks `version`; seconds from the word to go until both are done.
@@ -50,38 +44,33 @@ class PeerPrograms:
         Raises:
             RuntimeError: bytes differ on the sampler, or a process failed.
         """
-        trainer, sampler = self._pipes
-        trainer.send(("make", version))
-        self._answer(trainer)
-        sampler.send(("drop", version))
-        self._answer(sampler)
+        self._ask(self._trainer, "make", version)
+        self._ask(self._sampler, "drop", version)
         began = time.monotonic()
-        ended = []
-        if self._in_turn:
-            for pipe in self._pipes:
-                pipe.send(("move", version))
-                ended.append(self._answer(pipe))
+        if self._transport.in_turn:
+            self._ask(self._trainer, "move", version)
+            ended = self._ask(self._sampler, "move", version)
         else:
-            for pipe in self._pipes:
-                pipe.send(("move", version))
-            ended = [self._answer(pipe) for pipe in self._pipes]
-        sampler.send(("check", version))
-        wrong = self._answer(sampler)
+            self._trainer.send(("move", version))
+            ended = self._ask(self._sampler, "move", version)
+            ended = max(ended, answer(self._trainer, self._name))
+        wrong = self._ask(self._sampler, "check", version)
         if wrong:
             raise RuntimeError(f"{self._name}: version {version} is wrong in {wrong}")
-        return float(max(ended) - began)
+        return float(ended - began)
+
+    def close(self) -> None:
+        """Ends both, and removes what they left behind."""
+        super().close()
+        if self._info is not None:
+            self._transport.clean(self._info)
 
     def __enter__(self) -> "PeerPrograms":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._exits.close()
-
-    def _answer(self, pipe: Connection) -> Any:
-        try:
-            return pipe.recv()
-        except EOFError:  # its traceback stands above, on the terminal
-            raise RuntimeError(f"a process of {self._name} failed") from None
+    def _ask(self, pipe: Connection, word: str, version: int) -> Any:
+        pipe.send((word, version))
+        return answer(pipe, f"{word!r} of {self._name}, {version}")
 
 
 @contextlib.contextmanager
@@ -97,18 +86,12 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
             os.environ[name] = value
 
 
-def _words(pipe: Connection) -> Iterator[tuple[str, int]]:
-    with contextlib.suppress(EOFError):
-        while True:
-            yield pipe.recv()
-
-
-def _trainer(pipe: Connection, name: str, leaves: models.Model, _: Any) -> None:
+def _trainer(pipe: Connection, name: str, leaves: models.Model) -> None:
     like = _start_jax(leaves)
     params = models.make_params(like, 0)
     trainer = PEERS[name].trainer()
     pipe.send(trainer.info)
-    for word, version in _words(pipe):
+    for word, version in words(pipe):
         if word == "make":
             params = models.make_params(like, version, params)
             pipe.send(None)
@@ -120,7 +103,7 @@ def _trainer(pipe: Connection, name: str, leaves: models.Model, _: Any) -> None:
 def _sampler(pipe: Connection, name: str, leaves: models.Model, info: Any) -> None:
     sampler = PEERS[name].sampler(info, _start_jax(leaves))
     pipe.send(info)
-    for word, version in _words(pipe):
+    for word, version in words(pipe):
         if word == "drop":
             sampler.drop()
             pipe.send(None)
@@ -132,7 +115,6 @@ def _sampler(pipe: Connection, name: str, leaves: models.Model, info: Any) -> No
 
 
 def _start_jax(leaves: models.Model) -> dict[str, jax.ShapeDtypeStruct]:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever drives the programs
     jax.config.update("jax_platforms", "cpu")
     mesh = jax.make_mesh((1, 1), models.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2)
     return models.structs(leaves, mesh)

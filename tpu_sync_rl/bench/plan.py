@@ -6,7 +6,6 @@ planner runs on one thread. Nothing is allocated for params, and no device is us
 """
 
 import argparse
-import multiprocessing
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 
 from tpu_sync_rl.bench import figures
 from tpu_sync_rl.bench.figures import Figure, Row
+from tpu_sync_rl.bench.processes import Processes, answer
 from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest, match
 from tpu_sync_rl.plan import make_plan
 
@@ -99,17 +99,9 @@ class _Measured:
 
 
 def _measure(args: argparse.Namespace, name: str) -> _Measured:
-    spawn = multiprocessing.get_context("spawn")
-    pipe, theirs = spawn.Pipe()
-    process = spawn.Process(target=_plan, args=(theirs, args, name), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        measured: _Measured = pipe.recv()
-    except EOFError:  # its traceback stands above, on the terminal
-        raise RuntimeError(f"planning {name!r} failed") from None
-    process.join()
-    return measured
+    with Processes() as processes:
+        measured: _Measured = answer(processes.start(_plan, args, name), f"planning {name!r}")
+        return measured
 
 
 def _plan(pipe: Connection, args: argparse.Namespace, name: str) -> None:

@@ -6,14 +6,11 @@ compared come from the same processes.
 """
 
 import contextlib
-import multiprocessing
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import jax
@@ -21,32 +18,31 @@ import jax
 import tpu_sync_rl as tsr
 from tpu_sync_rl.bench import models, netns
 from tpu_sync_rl.bench.cases import NUM_WARMUPS, Layout, Place, Sample, Settings, Sync
+from tpu_sync_rl.bench.processes import Processes, answer, words
 
 TIMEOUT_S = 120.0
 
 
-class Programs:
+class Programs(Processes):
     """A trainer and its samplers, running. They end when it is closed, or with this process."""
 
     def __init__(self, settings: Settings) -> None:
-        self._exits = contextlib.ExitStack()
-        self._processes: list[BaseProcess] = []
+        super().__init__()
         cases = list(settings.cases.values())
         try:
-            self._trainers = self._start(_trainer, settings, [case.trainer for case in cases], [])
-            coordinator, *_ = _answers(self._trainers, "connecting the trainer")
+            layouts = [case.trainer for case in cases]
+            self._trainers = self._start(_trainer, settings, layouts)
+            coordinator, *_ = [answer(pipe, "connecting") for pipe in self._trainers]
+            layouts = [case.sampler for case in cases]
             self._samplers = [
                 pipe
                 for index in range(settings.num_replicas)
                 for pipe in self._start(
-                    _sampler,
-                    settings,
-                    [case.sampler for case in cases],
-                    [coordinator, f"sampler-{index}"],
+                    _sampler, settings, layouts, coordinator, f"sampler-{index}"
                 )
             ]
         except BaseException:
-            self._kill()
+            self.kill()
             raise
 
     def sync(self, case: str, version: int, *, meanwhile: Callable[[], None] | None = None) -> Sync:
@@ -61,7 +57,7 @@ class Programs:
         _tell(self._trainers, "sync", case, version)
         if meanwhile is not None:
             meanwhile()
-        trainers = _answers(self._trainers, f"'sync' of {case}, version {version}")
+        trainers = [answer(pipe, f"'sync' of {case}, {version}") for pipe in self._trainers]
         samplers = _ask(self._samplers, "take", case, version)
         wrong = {key for keys in _ask(self._samplers, "check", case, version) for key in keys}
         if wrong:
@@ -71,45 +67,18 @@ class Programs:
     def __enter__(self) -> "Programs":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._exits.close()
-        else:
-            self._kill()
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-
     def _start(
         self,
         role: Callable[..., None],
         settings: Settings,
         layouts: Sequence[Layout],
-        arguments: list[str],
+        *arguments: str,
     ) -> list[Connection]:
-        spawn = multiprocessing.get_context("spawn")
-        pipes = []
         num_processes = layouts[0].num_processes
         num_devices = max(layout.num_devices for layout in layouts) // num_processes
         address = _free_address() if num_processes > 1 else None
-        for index in range(num_processes):
-            pipe, theirs = spawn.Pipe()
-            begin = _Begin(num_devices, address, num_processes, index)
-            process = spawn.Process(
-                target=role, args=(theirs, settings, begin, *arguments), daemon=True
-            )
-            process.start()
-            theirs.close()
-            pipes.append(pipe)
-            self._processes.append(process)
-            self._exits.callback(process.join, TIMEOUT_S)
-        # jax.distributed ends all processes of a program together: first all are told, then joined.
-        for pipe in pipes:
-            self._exits.callback(pipe.close)
-        return pipes
+        begins = [_Begin(num_devices, address, num_processes, i) for i in range(num_processes)]
+        return [self.start(role, settings, begin, *arguments) for begin in begins]
 
 
 def interleaved(
@@ -139,25 +108,12 @@ def interleaved(
 
 def _ask(pipes: list[Connection], word: str, case: str, version: int) -> list[Any]:
     _tell(pipes, word, case, version)
-    return _answers(pipes, f"{word!r} of {case}, version {version}")
+    return [answer(pipe, f"{word!r} of {case}, {version}") for pipe in pipes]
 
 
 def _tell(pipes: list[Connection], word: str, case: str, version: int) -> None:
     for pipe in pipes:
         pipe.send((word, case, version))
-
-
-def _answers(pipes: list[Connection], what: str) -> list[Any]:
-    try:
-        return [pipe.recv() for pipe in pipes]
-    except EOFError:  # its traceback stands above, on the terminal
-        raise RuntimeError(f"a program failed in {what}") from None
-
-
-def _words(pipe: Connection) -> Iterator[tuple[str, str, int]]:
-    with contextlib.suppress(EOFError):
-        while True:
-            yield pipe.recv()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +149,7 @@ def _trainer(pipe: Connection, settings: Settings, begin: _Begin) -> None:
             )
             coordinator = sessions[name].coordinator
         pipe.send(coordinator)
-        for word, name, version in _words(pipe):
+        for word, name, version in words(pipe):
             if word == "make":
                 params[name] = models.make_params(likes[name], version, params[name])
                 pipe.send(None)
@@ -225,7 +181,7 @@ def _sampler(
             )
             for name, case in settings.cases.items()
         }
-        for word, name, version in _words(pipe):
+        for word, name, version in words(pipe):
             if word == "take":
                 began = time.monotonic()
                 update = next(sessions[name])
@@ -236,7 +192,6 @@ def _sampler(
 
 
 def _start_jax(begin: _Begin, place: Place) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever drives the programs
     if place.namespace is not None:
         netns.enter(place.namespace)
     jax.config.update("jax_platforms", "cpu")

@@ -3,8 +3,6 @@
 Both move bytes between blocks of memory that were touched before, as a steady state has them.
 """
 
-import multiprocessing
-import signal
 import socket
 import threading
 import time
@@ -15,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from tpu_sync_rl.bench import netns
+from tpu_sync_rl.bench.processes import Processes, answer, words
 from tpu_sync_rl.options import check_congestion
 
 NUM_CONNECTIONS = 2
 WRITE_NBYTES = 1 << 20
 
 
-class RawLimits:
+class RawLimits(Processes):
     """A sender and a receiver process with open connections, measured one sample at a time.
 
     Args:
@@ -48,23 +47,17 @@ class RawLimits:
             check_congestion(congestion)
         share = max(WRITE_NBYTES, nbytes // NUM_CONNECTIONS // WRITE_NBYTES * WRITE_NBYTES)
         self.nbytes = share * NUM_CONNECTIONS
-        spawn = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._processes = []
-        address: Any = (host, 0)  # where the receiver is to listen, then where it does
-        for role, namespace in ((_receiver, receiver), (_sender, sender)):
-            pipe, theirs = spawn.Pipe()
-            process = spawn.Process(
-                target=role, args=(theirs, share, congestion, address, namespace), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._pipes.append(pipe)
-            self._processes.append(process)
-            if role is _receiver:
-                address = pipe.recv()
-        for pipe in self._pipes:
-            pipe.recv()  # its memory is touched, its connections stand
+        super().__init__()
+        try:
+            there = self.start(_receiver, share, congestion, (host, 0), receiver)
+            address = answer(there, "listening")
+            here = self.start(_sender, share, congestion, address, sender)
+            for pipe in (there, here):
+                answer(pipe, "connecting")  # its memory is touched, its connections stand
+        except BaseException:
+            self.kill()
+            raise
+        self._ends = (there, here)
 
     def sockets_gbytes_per_s(self) -> float:
         """One sample: from the word to go until the last byte is in the receiver's memory."""
@@ -74,38 +67,29 @@ class RawLimits:
     def start_sockets(self) -> None:
         """Begins such a sample, which may run beside that of another."""
         self._began = time.monotonic()
-        for pipe in self._pipes:
+        for pipe in self._ends:
             pipe.send("stream")
 
     def finish_sockets(self) -> float:
         """Waits for its end."""
-        ended: float = max(pipe.recv() for pipe in self._pipes)
+        ended: float = max(answer(pipe, "a stream") for pipe in self._ends)
         return self.nbytes / (ended - self._began) / 1e9
 
     def memcpy_gbytes_per_s(self) -> float:
         """One sample: a copy in one process, as many threads as there are connections."""
-        self._pipes[0].send("copy")
-        seconds: float = self._pipes[0].recv()
+        self._ends[0].send("copy")
+        seconds: float = answer(self._ends[0], "a copy")
         return self.nbytes / seconds / 1e9
-
-    def close(self) -> None:
-        """Ends both processes."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join()
 
     def __enter__(self) -> "RawLimits":
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _receiver(
     pipe: Connection, share: int, congestion: str | None, address: Any, namespace: str | None
 ) -> None:
-    _begin(namespace)
+    if namespace is not None:
+        netns.enter(namespace)
     blocks = _touched(share)
     copies = _touched(share)
     with socket.create_server(address) as listener:
@@ -127,7 +111,8 @@ def _receiver(
 def _sender(
     pipe: Connection, share: int, congestion: str | None, address: Any, namespace: str | None
 ) -> None:
-    _begin(namespace)
+    if namespace is not None:
+        netns.enter(namespace)
     blocks = _touched(share)
     connections = []
     for _ in range(NUM_CONNECTIONS):
@@ -147,11 +132,7 @@ def _sender(
 def _serve(pipe: Connection, jobs: dict[str, Callable[[int], None]]) -> None:
     """Does what the pipe names, on all connections at once, until the other end is gone."""
     pipe.send("ready")
-    while True:
-        try:
-            word = pipe.recv()
-        except EOFError:
-            return
+    for word in words(pipe):
         began = time.monotonic()
         threads = [threading.Thread(target=jobs[word], args=(i,)) for i in range(NUM_CONNECTIONS)]
         for thread in threads:
@@ -160,12 +141,6 @@ def _serve(pipe: Connection, jobs: dict[str, Callable[[int], None]]) -> None:
             thread.join()
         ended = time.monotonic()
         pipe.send(ended if word == "stream" else ended - began)
-
-
-def _begin(namespace: str | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever takes the samples
-    if namespace is not None:
-        netns.enter(namespace)
 
 
 def _touched(nbytes: int) -> list[np.ndarray]:
