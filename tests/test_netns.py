@@ -1,5 +1,12 @@
 """Several NICs between two network namespaces: all are used, one may be lost and come back."""
 
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from tpu_sync_rl.bench import models, netns, rails
@@ -50,6 +57,34 @@ def test_nothing_stays_behind(namespaces):
     namespaces.close()
     namespaces.close()
     assert not {namespaces.trainer, namespaces.sampler} & _names()
+
+
+@pytest.mark.parametrize("sign", ["namespaces", "programs"])
+def test_interrupted_benchmark_leaves_nothing_behind(namespaces, sign):
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "tpu_sync_rl.bench", "rails", "--netns"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with bench:
+        own = f"{netns.PREFIX}-{bench.pid}-"
+        children = Path(f"/proc/{bench.pid}/task/{bench.pid}/children")
+        deadline = time.monotonic() + 60
+        while not (
+            any(name.startswith(own) for name in _names())
+            and (sign == "namespaces" or len(children.read_text().split()) > 2)
+        ):
+            assert time.monotonic() < deadline and bench.poll() is None
+            time.sleep(0.01)
+        while bench.poll() is None:  # JAX drops one that comes while it collects garbage
+            assert time.monotonic() < deadline
+            bench.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                bench.wait(2)
+        errors = bench.communicate()[1]
+    assert bench.returncode == 130, errors
+    assert not any(name.startswith(own) for name in _names())
 
 
 def test_rates_that_can_not_be_shaped_leave_nothing_behind(namespaces):

@@ -28,6 +28,8 @@ def main() -> None:
         COMMANDS[args.command].run(args)
     except (ValueError, RuntimeError) as error:
         sys.exit(f"{parser.prog} {args.command}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ def _start(
             ["ip", "netns", "exec", namespace, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
         )
     )

@@ -8,6 +8,7 @@ import ctypes
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
 FOLDER = Path("/run/netns")
-_PREFIX = "tsr-bench"
+PREFIX = "tsr-bench"
 # Bytes that a token bucket may send at once, up to a rate: enough for its timer to hold the rate.
 _BURSTS_NBYTES = {100: 64_000, 1000: 256_000, 2500: 512_000, 5000: 1_000_000, 10_000: 2_000_000}
 _MAX_BURST = 4_000_000
@@ -64,8 +65,8 @@ class Namespaces:
         """
         check_rights()
         _remove_abandoned()
-        self.trainer = f"{_PREFIX}-{os.getpid()}-trainer"
-        self.sampler = f"{_PREFIX}-{os.getpid()}-sampler"
+        self.trainer = f"{PREFIX}-{os.getpid()}-trainer"
+        self.sampler = f"{PREFIX}-{os.getpid()}-sampler"
         self.rails = [Veth(index + 1) for index in range(len(rates_mbit))]
         try:
             for namespace in (self.trainer, self.sampler):
@@ -93,10 +94,14 @@ class Namespaces:
         _call("ip", "-n", self.trainer, "link", "set", veth.name, "up" if is_up else "down")
 
     def close(self) -> None:
-        """Removes both. May be called twice."""
-        for namespace in (self.trainer, self.sampler):
-            if (FOLDER / namespace).exists():
-                _call("ip", "netns", "del", namespace)
+        """Removes both, and kills what still runs there. Ctrl-C waits. Idempotent."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for namespace in (self.trainer, self.sampler):
+                if (FOLDER / namespace).exists():
+                    _remove(namespace)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __enter__(self) -> "Namespaces":
         return self
@@ -136,15 +141,23 @@ def enter(namespace: str) -> None:
 
 def _remove_abandoned() -> None:
     """Removes the namespaces of processes that were killed before they could."""
-    for path in FOLDER.glob(f"{_PREFIX}-*"):
-        owner = re.fullmatch(rf"{_PREFIX}-(\d+)-\w+", path.name)
+    for path in FOLDER.glob(f"{PREFIX}-*"):
+        owner = re.fullmatch(rf"{PREFIX}-(\d+)-\w+", path.name)
         if owner and not Path("/proc", owner[1]).exists():
             with contextlib.suppress(RuntimeError):  # another run was faster
-                _call("ip", "netns", "del", path.name)
+                _remove(path.name)
 
 
-def _call(*command: str) -> None:
+def _remove(namespace: str) -> None:
+    for pid in _call("ip", "netns", "pids", namespace).split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    _call("ip", "netns", "del", namespace)
+
+
+def _call(*command: str) -> str:
     # A session of its own: Ctrl-C must not tear `ip` in the middle of what it builds or removes.
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
