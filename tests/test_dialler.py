@@ -11,7 +11,7 @@ from tpu_sync_rl import dialler, rails
 from tpu_sync_rl.dialler import Dialler
 from tpu_sync_rl.errors import PeerLostError
 from tpu_sync_rl.nics import Nic
-from tpu_sync_rl.rails import Rail
+from tpu_sync_rl.rails import Connection, Rail
 
 ADDRESSES = [Address("x", "10.0.0.2", 1), Address("y", "10.0.1.2", 1)]
 NICS = [Nic("a", "10.0.0.1"), Nic("b", "10.0.1.1")]
@@ -25,7 +25,7 @@ class Streams:
         self.alive: list[tuple[int, str]] = []
         self.added: queue.Queue[tuple[int, str]] = queue.Queue()
 
-    def add_stream(self, process: int, fd: int, rail: str) -> None:
+    def add_stream(self, process: int, fd: int, rail: str, ring_fd: int = -1) -> None:
         self.alive.append((process, rail))
         self.added.put((process, rail))
 
@@ -42,7 +42,7 @@ class Streams:
 @pytest.fixture
 def streams(monkeypatch):
     monkeypatch.setattr(rails, "find_nics", lambda _: NICS)
-    monkeypatch.setattr(rails, "dial", lambda *_, **__: -1)
+    monkeypatch.setattr(rails, "dial", lambda *_, **__: Connection(-1))
     monkeypatch.setattr(dialler, "_REDIAL_S", 0.0)
     return Streams()
 
@@ -72,10 +72,10 @@ def test_stream_that_is_lost_is_opened_again_on_its_own_rail(streams):
 def test_rail_that_is_down_holds_up_no_other_and_nobody_who_calls(streams, monkeypatch):
     up = threading.Event()
 
-    def dial(rail: Rail, *_: object, **__: object) -> int:
+    def dial(rail: Rail, *_: object, **__: object) -> Connection:
         if rail.name == "a-x":
             assert up.wait(WAIT_S)
-        return -1
+        return Connection(-1)
 
     monkeypatch.setattr(rails, "dial", dial)
     dialler = make(streams)
@@ -91,7 +91,7 @@ def test_rail_that_is_down_holds_up_no_other_and_nobody_who_calls(streams, monke
 def test_process_that_no_rail_reaches_is_lost_for_all_their_reasons(streams, monkeypatch):
     tried: queue.Queue[str] = queue.Queue()
 
-    def dial(rail: Rail, *_: object, **__: object) -> int:
+    def dial(rail: Rail, *_: object, **__: object) -> Connection:
         tried.put(rail.name)
         raise PeerLostError(f"{rail.name} is down")
 
@@ -119,7 +119,7 @@ def test_closed_dialler_opens_nothing_more(streams, monkeypatch):
     dialled: queue.Queue[str] = queue.Queue()
     up = threading.Event()
 
-    def dial(rail: Rail, *_: object, **__: object) -> int:
+    def dial(rail: Rail, *_: object, **__: object) -> Connection:
         dialled.put(rail.name)
         assert up.wait(WAIT_S)
         raise PeerLostError("down")
