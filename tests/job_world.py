@@ -119,6 +119,7 @@ class Trainer(Process):
             "epoch": self.epoch,
             "process_count": self.num_processes,
             "addresses": [Address("lo", "127.0.0.1", 1000 + self.index)],
+            "ticket_secret": b"secret of %d" % self.index,
             "straggler_timeout_s": LEASE_S,
             "pinned": [],
             "call": self.next_call,

@@ -106,7 +106,7 @@ class TrainerSession(Session):
         self.name = name
 
     def join(self) -> JoinTrainer:
-        return JoinTrainer(self.name, self.epoch, 1, [], 60.0, [], 0)
+        return JoinTrainer(self.name, self.epoch, 1, [], b"", 60.0, [], 0)
 
     def on_message(self, message: Any) -> None:
         if isinstance(message, TrainerJoined):

@@ -50,7 +50,8 @@ def streams(monkeypatch):
 def make(streams: Streams, processes: range = range(1)) -> Dialler:
     options = dataclasses.replace(OPTIONS, nics=("a", "b"))
     sources = dict.fromkeys(processes, ADDRESSES)
-    return Dialler(options, streams, sources, incarnation="life", sink=1)
+    tickets = [b"ticket"] * len(processes)
+    return Dialler(options, streams, sources, incarnation="life", sink=1, tickets=tickets)
 
 
 def test_every_rail_of_every_process_gets_its_streams(streams):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from job_world import LEASE_S, PATIENCE_S, Sampler, Trainer, World, admit, close, prepare, publish
 
+from tpu_sync_rl import authentication
 from tpu_sync_rl.errors import SyncError, VersionError
 from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest
 from tpu_sync_rl.messages import (
@@ -126,6 +127,16 @@ def test_version_is_announced_when_every_process_has_pinned_it(world):
     up = sampler.last(TrainerUp)
     assert (up.digest, up.manifest) == ("d", b"manifest")
     assert [[a.port for a in addresses] for addresses in up.sources] == [[1000], [1001]]
+
+
+def test_every_sink_gets_tickets_of_its_own_to_every_trainer_process(world):
+    early = world.replica("early")
+    publish(world.trainer(num_processes=2), 0, 1)
+    tickets = [sampler.last(TrainerUp).tickets for sampler in (*early, *world.replica("late"))]
+    assert tickets == [
+        [authentication.ticket(b"secret of %d" % process, sink) for process in range(2)]
+        for sink in (100, 101)
+    ]
 
 
 def test_call_without_replicas_is_over_at_once(world):

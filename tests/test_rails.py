@@ -3,8 +3,11 @@ import dataclasses
 import os
 import queue
 import socket
+import subprocess
+import sys
 import threading
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,7 +18,7 @@ from tpu_sync_rl.handshake import Hello
 from tpu_sync_rl.listener import MAX_HALF_OPEN, Listener
 from tpu_sync_rl.nics import LOOPBACK, Nic
 from tpu_sync_rl.options import Options
-from tpu_sync_rl.rails import Rail
+from tpu_sync_rl.rails import Connection, Rail
 
 OPTIONS = Options.checked(
     job="policy",
@@ -53,6 +56,21 @@ class Accepting:
         )
         (self.rail,) = rails.pair(options, [Address(*a) for a in self.listener.addresses])
 
+    def ticket(self, sink: int = 7) -> bytes:
+        return authentication.ticket(self.listener.ticket_secret, sink)
+
+    def dial(self, options: Options = OPTIONS, sink: int = 7) -> Connection:
+        return rails.dial(
+            self.rail, options, incarnation="life", sink=sink, ticket=self.ticket(sink)
+        )
+
+    def proof(self, hello: Hello, challenge: bytes) -> bytes:
+        """What the sink that `hello` names proves itself with, with the ticket of sink 7."""
+        ours, _ = handshake.proofs(
+            OPTIONS.token, self.ticket(), hello, challenge, job="policy", incarnation="life"
+        )
+        return ours
+
     def connect(self) -> socket.socket:
         return socket.create_connection((self.rail.host, self.rail.port), WAIT_S)
 
@@ -85,8 +103,16 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+def count_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def resident_nbytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_both_ends_get_one_connection(accepting):
-    dialled = rails.dial(accepting.rail, OPTIONS, incarnation="life", sink=2**64 - 1).fd
+    dialled = accepting.dial(sink=2**64 - 1).fd
     accepted, sink, rail = accepting.streams.get(timeout=WAIT_S)
     assert (sink, rail) == (2**64 - 1, "lo-lo")
     with socket.socket(fileno=dialled) as ours, socket.socket(fileno=accepted) as theirs:
@@ -99,7 +125,7 @@ def test_both_ends_get_one_connection(accepting):
 def test_congestion_control_is_set_at_both_ends():
     options = dataclasses.replace(OPTIONS, congestion="reno")
     accepting = Accepting(options)
-    dialled = rails.dial(accepting.rail, options, incarnation="life", sink=1).fd
+    dialled = accepting.dial(options).fd
     accepted, _, _ = accepting.streams.get(timeout=WAIT_S)
     for fd in (dialled, accepted):
         with socket.socket(fileno=fd) as connection:
@@ -112,7 +138,7 @@ def test_stranger_is_refused(accepting):
     with pytest.raises(
         AuthError, match=r"the trainer at 127.0.0.1:\d+ \(lo-lo\) refused our token"
     ):
-        rails.dial(accepting.rail, STRANGER, incarnation="life", sink=1)
+        accepting.dial(STRANGER)
     assert accepting.streams.empty()
 
 
@@ -122,7 +148,7 @@ def test_false_trainer_is_refused():
         false = threading.Thread(target=_false_trainer, args=(server,))
         false.start()
         with pytest.raises(AuthError, match="does not have our token"):
-            rails.dial(rail, OPTIONS, incarnation="life", sink=1)
+            rails.dial(rail, OPTIONS, incarnation="life", sink=1, ticket=b"")
         false.join()
 
 
@@ -143,7 +169,7 @@ def test_replayed_proof_is_refused(accepting):
     with accepting.connect() as first:
         first.sendall(hello.encode())
         _, challenge = handshake.decode_answer(receive(first, handshake.ANSWER_NBYTES))
-        proof, _ = handshake.proofs(b"secret", hello, challenge, job="policy", incarnation="life")
+        proof = accepting.proof(hello, challenge)
         first.sendall(proof)
         code, _ = handshake.decode_answer(receive(first, handshake.ANSWER_NBYTES))
         assert code == handshake.Code.OK
@@ -161,29 +187,54 @@ def test_proof_for_one_sink_does_not_serve_another(accepting):
         connection.sendall(accepting.hello(sink=8).encode())
         _, challenge = handshake.decode_answer(receive(connection, handshake.ANSWER_NBYTES))
         hello = accepting.hello(sink=7)
-        proof, _ = handshake.proofs(b"secret", hello, challenge, job="policy", incarnation="life")
+        proof = accepting.proof(hello, challenge)
         connection.sendall(proof)
         code, _ = handshake.decode_answer(receive(connection, handshake.ANSWER_NBYTES))
         assert code == handshake.Code.REFUSED
 
 
+def test_reflected_proof_is_refused(accepting):
+    hello = accepting.hello()
+    with accepting.connect() as connection:
+        connection.sendall(hello.encode())
+        _, challenge = handshake.decode_answer(receive(connection, handshake.ANSWER_NBYTES))
+        _, listeners = handshake.proofs(
+            OPTIONS.token, accepting.ticket(), hello, challenge, job="policy", incarnation="life"
+        )
+        connection.sendall(listeners)
+        code, _ = handshake.decode_answer(receive(connection, handshake.ANSWER_NBYTES))
+        assert code == handshake.Code.REFUSED
+
+
+@pytest.mark.parametrize("whose", ["another sink", "another life", "nobody"])
+def test_token_without_the_ticket_of_this_sink_and_listener_is_refused(accepting, whose):
+    tickets = {
+        "another sink": accepting.ticket(8),
+        "another life": authentication.ticket(authentication.new_ticket_secret(), 7),
+        "nobody": b"",
+    }
+    with pytest.raises(AuthError, match="refused our token, or our ticket"):
+        rails.dial(accepting.rail, OPTIONS, incarnation="life", sink=7, ticket=tickets[whose])
+    assert accepting.streams.empty()
+
+
 def test_another_incarnation_is_not_mistaken_for_a_wrong_token(accepting):
     with pytest.raises(PeerLostError, match="belongs to another job or incarnation"):
-        rails.dial(accepting.rail, OPTIONS, incarnation="former life", sink=1)
+        rails.dial(accepting.rail, OPTIONS, incarnation="former", sink=1, ticket=b"")
 
 
 def test_refused_connection_is_a_lost_peer():
     with socket.create_server(("127.0.0.1", 0)) as server:
         rail = Rail(LOOPBACK, "lo", *server.getsockname())
     with pytest.raises(PeerLostError, match=r"the trainer at 127.0.0.1:.*refused"):
-        rails.dial(rail, OPTIONS, incarnation="life", sink=1)
+        rails.dial(rail, OPTIONS, incarnation="life", sink=1, ticket=b"")
 
 
 def test_silent_listener_is_a_lost_peer():
     with socket.create_server(("127.0.0.1", 0)) as server:
         rail = Rail(LOOPBACK, "lo", *server.getsockname())
         with pytest.raises(PeerLostError, match="timed out"):
-            rails.dial(rail, OPTIONS, incarnation="life", sink=1, timeout_s=0.05)
+            rails.dial(rail, OPTIONS, incarnation="life", sink=1, ticket=b"", timeout_s=0.05)
 
 
 def test_garbage_is_closed_without_an_answer(accepting):
@@ -195,7 +246,7 @@ def test_garbage_is_closed_without_an_answer(accepting):
 def test_slow_handshake_holds_up_no_other(accepting):
     with accepting.connect() as slow:
         slow.sendall(accepting.hello().encode()[:10])
-        os.close(rails.dial(accepting.rail, OPTIONS, incarnation="life", sink=1).fd)
+        os.close(accepting.dial(sink=1).fd)
         assert accepting.streams.get(timeout=WAIT_S)[1] == 1
 
 
@@ -208,6 +259,49 @@ def test_half_open_handshakes_are_bounded_and_the_oldest_goes_first(accepting):
         others[-1].sendall(hello.encode())
         code, _ = handshake.decode_answer(receive(others[-1], handshake.ANSWER_NBYTES))
         assert code == handshake.Code.OK
+
+
+def test_strangers_push_out_no_handshake_of_a_peer(accepting):
+    with contextlib.ExitStack() as stack:
+        peer = stack.enter_context(accepting.connect())
+        hello = accepting.hello()
+        peer.sendall(hello.encode())
+        _, challenge = handshake.decode_answer(receive(peer, handshake.ANSWER_NBYTES))
+        strangers = [stack.enter_context(accepting.connect()) for _ in range(2 * MAX_HALF_OPEN)]
+        assert is_closed(strangers[0])
+        peer.sendall(accepting.proof(hello, challenge))
+        code, _ = handshake.decode_answer(receive(peer, handshake.ANSWER_NBYTES))
+        assert code == handshake.Code.OK
+
+
+FLOOD = """
+import collections, contextlib, socket, sys
+held = collections.deque(maxlen=500)
+for index in range(10_000):
+    with contextlib.suppress(OSError):
+        held.append(socket.create_connection((sys.argv[1], int(sys.argv[2]))))
+        held[-1].sendall((b"", b"TSRD", b"GET / HTTP/1.1" * 20)[index % 3])
+"""
+
+
+def test_flood_of_connections_costs_no_memory_and_lets_peers_through(accepting):
+    address = [accepting.rail.host, str(accepting.rail.port)]
+    num_fds, most_fds, num_dialled, num_lost = count_fds(), 0, 0, 0
+    resident = resident_nbytes()
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", FLOOD, *address]) as flood:
+        while flood.poll() is None:
+            most_fds = max(most_fds, count_fds())
+            try:
+                os.close(accepting.dial().fd)
+            except PeerLostError:
+                num_lost += 1
+            else:
+                num_dialled += 1
+                os.close(accepting.streams.get(timeout=WAIT_S)[0])
+    assert flood.returncode == 0
+    assert num_dialled > 10 * num_lost
+    assert most_fds <= num_fds + MAX_HALF_OPEN + 4
+    assert resident_nbytes() < resident + (16 << 20)
 
 
 def test_handshake_has_a_deadline(monkeypatch):
@@ -224,7 +318,7 @@ def test_closed_listener_refuses(accepting):
         accepting.listener.close()
         assert is_closed(half_open)
     with pytest.raises(PeerLostError, match="refused"):
-        rails.dial(accepting.rail, OPTIONS, incarnation="life", sink=1)
+        accepting.dial()
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,12 @@ class Accepting:
             incarnation="life",
             on_stream=lambda connection, sink, rail: self.streams.put(connection),
         )
+        self.ticket = authentication.ticket(self.listener.ticket_secret, 7)
         self.addresses = [Address(*address) for address in self.listener.addresses]
         (self.rail,) = rails.pair(AUTO, self.addresses)
 
     def dial(self, options=AUTO) -> Connection:
-        return rails.dial(self.rail, options, incarnation="life", sink=7)
+        return rails.dial(self.rail, options, incarnation="life", sink=7, ticket=self.ticket)
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def test_user_of_a_socket_is_known():
 def test_name_of_another_namespace_leads_nowhere():
     rail = Rail(rails.LOOPBACK, "shm", f"unix:{same_host._host_id()}/nobody", 0)
     with pytest.raises(PeerLostError, match=r"the trainer on this host \(shm\): .*refused"):
-        rails.dial(rail, AUTO, incarnation="life", sink=7)
+        rails.dial(rail, AUTO, incarnation="life", sink=7, ticket=b"")
 
 
 @pytest.mark.parametrize("num_rings", [0, 2])
@@ -159,7 +160,9 @@ def test_only_one_descriptor_is_taken_with_a_proof(accepting, num_rings):
         ring_fds = [same_host.make_ring() for _ in range(num_rings)]
         socket.send_fds(connection, [hello.encode()], ring_fds)  # too early: dropped
         _, challenge = handshake.decode_answer(receive(connection, handshake.ANSWER_NBYTES))
-        ours, _ = handshake.proofs(AUTO.token, hello, challenge, job="policy", incarnation="life")
+        ours, _ = handshake.proofs(
+            AUTO.token, accepting.ticket, hello, challenge, job="policy", incarnation="life"
+        )
         socket.send_fds(connection, [ours], ring_fds)
         code, _ = handshake.decode_answer(receive(connection, handshake.ANSWER_NBYTES))
         assert code == handshake.Code.OK

@@ -5,6 +5,11 @@ dialler that did so the listener proves itself. A proof covers both nonces, the 
 and everything that the ends have to agree on, so it is worth nothing on another connection, in the
 other direction, for another job or under another name. It does not hide or protect what is sent
 afterwards: who can change packets on the path is out of its reach.
+
+Data connections take a ticket as well, which only the coordinator gives: one per sink and trainer
+process, made of a secret that a listener draws for its one life. It is a part of their proofs and
+crosses none of their connections. So the token alone opens none of them, a ticket alone neither;
+and where TLS hides the control streams, nobody can try tokens against a proof that was overheard.
 """
 
 import hashlib
@@ -19,6 +24,7 @@ NONCE_NBYTES = 32
 MAC_NBYTES = 32
 
 _CONTEXT = b"tpu_sync_rl authentication 1"
+_SECRET_NBYTES = 32
 
 
 def new_nonce() -> bytes:
@@ -47,6 +53,16 @@ def mac(
     for part in (_CONTEXT, side, *nonces, *fields):
         proof.update(_framed(part))
     return proof.digest()
+
+
+def new_ticket_secret() -> bytes:
+    """Draws what a listener's tickets are made of. Only the coordinator is told."""
+    return secrets.token_bytes(_SECRET_NBYTES)
+
+
+def ticket(secret: bytes, sink: int) -> bytes:
+    """What opens connections of `sink`, and of no other, to the listener that drew `secret`."""
+    return hmac.new(secret, b"ticket" + _framed(sink), hashlib.sha256).digest()
 
 
 def matches(proof: bytes, expected: bytes) -> bool:

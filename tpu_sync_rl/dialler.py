@@ -28,6 +28,7 @@ class Dialler:
         *,
         incarnation: str,
         sink: int,
+        tickets: Sequence[bytes],
     ) -> None:
         """Dials nothing yet.
 
@@ -37,12 +38,14 @@ class Dialler:
             sources: where each process listens that something is read from.
             incarnation: of the trainer.
             sink: under which its processes know this one.
+            tickets: of this sink, to each process of the trainer.
         """
         self._options = options
         self._fetcher = fetcher
         self._sources = sources
         self._incarnation = incarnation
         self._sink = sink
+        self._tickets = tickets
         self._next_round = 0.0
         self._under_way: set[str] = set()  # rails that are being dialled
         self._errors: dict[tuple[int, str], str] = {}  # why a process is not reached over a rail
@@ -107,5 +110,11 @@ class Dialler:
             self._under_way.discard(name)
 
     def _open(self, process: int, rail: Rail) -> None:
-        connection = rails.dial(rail, self._options, incarnation=self._incarnation, sink=self._sink)
+        connection = rails.dial(
+            rail,
+            self._options,
+            incarnation=self._incarnation,
+            sink=self._sink,
+            ticket=self._tickets[process],
+        )
         self._fetcher.add_stream(process, connection.fd, rail.name, connection.ring_fd)

@@ -1,7 +1,8 @@
 """The messages that open a data connection. csrc/WIRE_FORMAT.md has their bytes.
 
 hello (dialler), challenge (listener), proof (dialler), proof (listener). After it both are sure
-that the other knows the token, for this job, incarnation, sink and rail, on this very connection.
+that the other knows the token and the sink's ticket, for this job, incarnation, sink and rail, on
+this very connection: a proof is good for one connection, once.
 """
 
 import enum
@@ -26,7 +27,7 @@ class Code(enum.IntEnum):
 
     OK = 0
     OTHER_PEER = 1  # of another job or incarnation
-    REFUSED = 2  # a proof that is not by our token
+    REFUSED = 2  # a proof that is not by our token and a ticket of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,14 @@ def decode_answer(message: bytes) -> tuple[int, bytes]:
 
 
 def proofs(
-    token: bytes, hello: Hello, challenge: bytes, *, job: str, incarnation: str
+    token: bytes, ticket: bytes, hello: Hello, challenge: bytes, *, job: str, incarnation: str
 ) -> tuple[bytes, bytes]:
     """What the dialler and the listener prove themselves with on the connection of `hello`.
 
     `challenge` is the listener's nonce. Each end sends its own proof and checks the other.
     """
     nonces = (hello.nonce, challenge)
-    fields = ("data", job, incarnation, hello.sink, hello.rail)
+    fields = ("data", job, incarnation, hello.sink, hello.rail, ticket)
     return (
         authentication.mac(token, "dialler", nonces, fields),
         authentication.mac(token, "listener", nonces, fields),

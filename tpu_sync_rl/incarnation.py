@@ -2,9 +2,9 @@
 
 from collections.abc import Collection
 
+from tpu_sync_rl import authentication
 from tpu_sync_rl.members import Member, Program
 from tpu_sync_rl.messages import (
-    Address,
     Announced,
     CloseJob,
     FetchFailed,
@@ -41,7 +41,7 @@ class Incarnation(Program):
         self._lease_s = first.straggler_timeout_s
         self._readers: dict[int, Readers] = {}  # of each version that is pinned, and of the newest
         self._manifest = b""
-        self._addresses: dict[int, list[Address]] = {}
+        self._joins: dict[int, JoinTrainer] = {}  # the last of each process
         self._calls: dict[int, PublishCall] = {}
         self._close_by: dict[int, float] = {}  # per process that wants the job to end
         self._patience_s = patience_s
@@ -55,7 +55,7 @@ class Incarnation(Program):
         """Takes a process in and tells it what it may have missed."""
         process = member.process_index
         self.connect(member)
-        self._addresses[process] = message.addresses
+        self._joins[process] = message
         member.send(TrainerJoined(self._epoch))
         for outcome in message.outcomes:
             known = self._calls.get(outcome.call)
@@ -78,12 +78,14 @@ class Incarnation(Program):
             elif self.newest is None:
                 self._inherited.add(version)
 
-    def up(self) -> TrainerUp | None:
-        """What samplers have to know of it; None before its manifest is known."""
-        if not self.digest or len(self._addresses) < self.process_count:
+    def up(self, sink: int) -> TrainerUp | None:
+        """What the sampler process `sink` has to know of it; None before its manifest is known."""
+        if not self.digest or len(self._joins) < self.process_count:
             return None
-        sources = [self._addresses[process] for process in range(self.process_count)]
-        return TrainerUp(self.name, self.digest, self._manifest, sources)
+        joins = [self._joins[process] for process in range(self.process_count)]
+        sources = [join.addresses for join in joins]
+        tickets = [authentication.ticket(join.ticket_secret, sink) for join in joins]
+        return TrainerUp(self.name, self.digest, self._manifest, sources, tickets)
 
     # --- calls
 

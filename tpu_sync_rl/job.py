@@ -123,11 +123,12 @@ class Job:
         self, trainer: Incarnation, replicas: list[Replica], digest: str, newest: Held | None
     ) -> None:
         """Tells samplers what is new of the trainer since it had `digest` and `newest`."""
-        up = trainer.up() if trainer.digest != digest else None
         latest = trainer.newest if trainer.newest != newest else None
         for replica in replicas:
-            if up is not None:
-                replica.broadcast(up)
+            for process, member in replica.members.items():
+                up = trainer.up(replica.sinks[process]) if trainer.digest != digest else None
+                if up is not None:
+                    member.send(up)
             if latest is not None:
                 replica.broadcast(Latest(latest))
 
@@ -203,7 +204,7 @@ class Job:
             replica.end(self._closed, self._goodbye)  # it lost its stream before it could hear
         if trainer is None or replica.ended is not None:
             return
-        up = trainer.up()
+        up = trainer.up(sink)
         if up is not None:
             member.send(up)
         if trainer.newest is not None:

@@ -53,7 +53,12 @@ class Listener:
     """Listens on every NIC of a trainer process, and gives away connections that proved themselves.
 
     One thread of its own holds all handshakes, none of which waits for another. At most
-    `MAX_HALF_OPEN` are under way; one more ends the oldest.
+    `MAX_HALF_OPEN` are under way, and one more ends the oldest of those that have not said yet
+    which incarnation they want, which strangers don't know.
+
+    Attributes:
+        addresses: NIC, host and port of each socket.
+        ticket_secret: what the tickets to it are made of, as long as it lives.
     """
 
     def __init__(
@@ -86,7 +91,8 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._wake, wake = socket.socketpair()
         self._listening: list[socket.socket] = []
-        self.addresses: list[tuple[str, str, int]] = []  # NIC, host, port
+        self.addresses: list[tuple[str, str, int]] = []
+        self.ticket_secret = authentication.new_ticket_secret()
         self._selector.register(wake, selectors.EVENT_READ, None)
         only_here = is_loopback(split_address(coordinator)[0])
         if only_here or not (options.token or options.insecure):
@@ -160,7 +166,8 @@ class Listener:
             connection.close()
             return
         if len(self._half_open) == MAX_HALF_OPEN:
-            self._drop(next(iter(self._half_open)))
+            strangers = (h for h in self._half_open if h.hello is None)
+            self._drop(next(strangers, next(iter(self._half_open))))
         connection.setblocking(False)
         half_open = _HalfOpen(connection, time.monotonic() + HANDSHAKE_S)
         self._half_open[half_open] = None
@@ -198,6 +205,7 @@ class Listener:
     def _judge(self, half_open: _HalfOpen, hello: Hello, proof: bytes) -> None:
         theirs, ours = handshake.proofs(
             self._options.token,
+            authentication.ticket(self.ticket_secret, hello.sink),
             hello,
             half_open.nonce,
             job=self._options.job,

@@ -103,6 +103,7 @@ class JoinTrainer(Message, frozen=True):
     epoch: int  # 0 at first; then what `TrainerJoined` gave, so that a rejoin is not a new life
     process_count: int
     addresses: list[Address]
+    ticket_secret: bytes  # the listener's; tickets to it are made of this, see `authentication`
     straggler_timeout_s: float
     pinned: list[int]  # versions held at this moment, announced ones
     call: int  # the first call without an outcome here
@@ -278,6 +279,7 @@ class TrainerUp(Message, frozen=True):
     digest: str
     manifest: bytes
     sources: list[list[Address]]
+    tickets: list[bytes]  # of this sink, to each process
 
 
 class Latest(Message, frozen=True):

@@ -98,14 +98,20 @@ def pair(options: Options, addresses: Sequence[Address]) -> list[Rail]:
 
 
 def dial(
-    rail: Rail, options: Options, *, incarnation: str, sink: int, timeout_s: float = HANDSHAKE_S
+    rail: Rail,
+    options: Options,
+    *,
+    incarnation: str,
+    sink: int,
+    ticket: bytes,
+    timeout_s: float = HANDSHAKE_S,
 ) -> Connection:
-    """Opens an authenticated connection over `rail`.
+    """Opens an authenticated connection over `rail`, with the `ticket` of `sink`.
 
     Blocks for at most about `timeout_s`. May be called from any thread.
 
     Raises:
-        AuthError: the peer has another token than we.
+        AuthError: the peer has another token than we, or the ticket is none of its.
         PeerLostError: nobody listens there, it does not answer, or it is of another job,
             incarnation or, on a rail of shared memory, user.
     """
@@ -123,7 +129,7 @@ def dial(
             if code != Code.OK:
                 raise PeerLostError("it belongs to another job or incarnation")
             ours, theirs = handshake.proofs(
-                options.token, hello, challenge, job=options.job, incarnation=incarnation
+                options.token, ticket, hello, challenge, job=options.job, incarnation=incarnation
             )
             ring_fd = -1
             if rail.is_shared:
@@ -136,9 +142,9 @@ def dial(
         except OSError as error:
             raise PeerLostError(f"{rail.peer}: {error}") from error
         if code != Code.OK:
-            raise AuthError(f"{rail.peer} refused our token")
+            raise AuthError(f"{rail.peer} refused our token, or our ticket")
         if not authentication.matches(proof, theirs):
-            raise AuthError(f"{rail.peer} does not have our token")
+            raise AuthError(f"{rail.peer} does not have our token, or did not issue our ticket")
         connection.settimeout(None)
         on_failure.pop_all()
         return Connection(connection.detach(), ring_fd)

@@ -178,6 +178,7 @@ class Receiver:
                 {process: trainer.sources[process] for process in plan.source_processes},
                 incarnation=trainer.incarnation,
                 sink=self.sink,
+                tickets=trainer.tickets,
             )
             self._source = _Source(trainer, self.sink, plan, fetcher, dialler)
         self._send(Admit(trainer.digest))

@@ -343,6 +343,7 @@ class TrainerSession:
             epoch=self._epoch,
             process_count=jax.process_count(),
             addresses=[Address(*address) for address in self._listener.addresses],
+            ticket_secret=self._listener.ticket_secret,
             straggler_timeout_s=self._straggler_timeout_s,
             pinned=[] if self._pins is None else self._pins.versions,
             call=min(self._calls.numbers(), default=self._next_call),
