@@ -19,6 +19,7 @@ from tpu_sync_rl.messages import (
     TrainerUp,
 )
 from tpu_sync_rl.options import Options
+from tpu_sync_rl.tls import TLS
 
 JOB = "policy"
 TOKEN = b"secret"
@@ -27,7 +28,7 @@ STATS = ProcessStats(nbytes=8, wire_nbytes=4, seconds={}, rails={})
 T = TypeVar("T")
 
 
-def options(token: bytes, peer_timeout: float) -> Options:
+def options(token: bytes, peer_timeout: float, tls: TLS | None = None) -> Options:
     return Options.checked(
         job=JOB,
         token=token or None,
@@ -40,6 +41,7 @@ def options(token: bytes, peer_timeout: float) -> Options:
         same_host="auto",
         insecure=False,
         trace=None,
+        tls=tls,
     )
 
 
@@ -47,7 +49,14 @@ class Session:
     """A client and what it has heard."""
 
     def __init__(
-        self, address: str, role: str, name: str, *, token: bytes = TOKEN, peer_timeout: float = 1.5
+        self,
+        address: str,
+        role: str,
+        name: str,
+        *,
+        token: bytes = TOKEN,
+        peer_timeout: float = 1.5,
+        tls: TLS | None = None,
     ) -> None:
         self.heard: list[Any] = []
         self.refusals: list[SyncError] = []
@@ -55,7 +64,7 @@ class Session:
         self._changed = threading.Condition()
         self.client = CoordinatorClient(
             address,
-            options(token, peer_timeout),
+            options(token, peer_timeout, tls),
             role=role,
             name=name,
             process_index=0,

@@ -1,5 +1,6 @@
 """Every option of a session is a flag, and only given flags become arguments."""
 
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from absl import flags
 import tpu_sync_rl as tsr
 from tpu_sync_rl import flags as tsr_flags
 
-NO_FLAGS = {"token", "like", "rename"}
+NO_FLAGS = {"token", "like", "rename", "tls"}
+TLS_FLAGS = {f"tsr_tls_{field.name}" for field in dataclasses.fields(tsr.TLS)}
 
 
 def parsed(*arguments):
@@ -35,7 +37,7 @@ def test_options_of_sessions_and_flags_are_the_same():
         for name in inspect.signature(connect).parameters
     }
     names = {flag.name for flag in flags.FLAGS.get_flags_for_module(tsr_flags)}
-    assert names == {f"tsr_{name}" for name in options - NO_FLAGS}
+    assert names == {f"tsr_{name}" for name in options - NO_FLAGS} | TLS_FLAGS
 
 
 def test_flags_that_were_not_given_leave_the_defaults():
@@ -63,6 +65,13 @@ def test_given_flags_become_arguments_of_the_session_that_takes_them():
         "replica": "sampler-3",
         "cast": True,
     }
+
+
+def test_flags_of_files_become_one_argument():
+    values, _ = parsed("--tsr_tls_ca=ca.pem", "--tsr_tls_server_name=policy")
+    for connect in (tsr.connect_trainer, tsr.connect_sampler):
+        tls = tsr.TLS(ca="ca.pem", server_name="policy")
+        assert tsr_flags.connect_options(connect, values) == {"tls": tls}
 
 
 @pytest.mark.parametrize("argument", ["--tsr_same_host=rdma", "--tsr_streams_per_rail=0"])

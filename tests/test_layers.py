@@ -14,6 +14,7 @@ CSRC = ROOT / "csrc"
 # From the ground up. The modules of one line do not know one another.
 FLOORS = (
     # words
+    ("tls",),
     ("errors", "deadline", "options", "report", "authentication", "process_stats", "trace"),
     # pure: leaves, boxes, plans
     ("tree",),

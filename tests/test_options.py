@@ -22,6 +22,7 @@ GOOD = {
     "same_host": "auto",
     "insecure": False,
     "trace": None,
+    "tls": None,
 }
 
 

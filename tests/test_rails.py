@@ -32,6 +32,7 @@ OPTIONS = Options.checked(
     same_host="tcp",
     insecure=False,
     trace=None,
+    tls=None,
 )
 STRANGER = dataclasses.replace(OPTIONS, token=b"wrong")
 WAIT_S = 10.0

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tpu_sync_rl.sampler import SamplerSession, Update
     from tpu_sync_rl.sync import sync_weights
     from tpu_sync_rl.sync_handle import SyncHandle
+    from tpu_sync_rl.tls import TLS
     from tpu_sync_rl.trainer import TrainerSession
 
 __version__ = "0.1.0"
@@ -49,11 +50,13 @@ _HOMES = {
     "sampler": ("SamplerSession", "Update"),
     "sync": ("sync_weights",),
     "sync_handle": ("SyncHandle",),
+    "tls": ("TLS",),
     "trainer": ("TrainerSession",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "TLS",
     "AuthError",
     "CorruptionError",
     "JobEndedError",

@@ -1,6 +1,7 @@
 """A process's stream to the coordinator: dialled, proved, joined, and dialled again when lost."""
 
 import atexit
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import TypeVar
 import grpc
 import msgspec
 
-from tpu_sync_rl import authentication, errors
+from tpu_sync_rl import authentication, errors, tls
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
 from tpu_sync_rl.messages import (
@@ -40,6 +41,13 @@ _Outbox = SimpleQueue[bytes | None]
 _FIRST_REDIAL_S = 0.1
 _MOST_REDIAL_S = 1.0
 _GOODBYE_S = 0.5
+
+# How gRPC says that the other end has no TLS, or a certificate that is not to be trusted.
+_TLS_FLAWS = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "Hostname Verification Check failed",
+    "WRONG_VERSION_NUMBER",
+)
 
 
 class CoordinatorClient:
@@ -78,7 +86,9 @@ class CoordinatorClient:
     ) -> None:
         self._address = address
         self._token = options.token
-        self._channel_options = _channel_options(options.peer_timeout_s)
+        self._tls = options.tls
+        self._files = None if options.tls is None else tls.read(options.tls)
+        self._channel_options = _channel_options(options)
         self._greeting = Greeting(role, options.job, name, process_index, b"")
         self._join = join
         self._on_message = on_message
@@ -163,11 +173,14 @@ class CoordinatorClient:
     def _run(self) -> None:
         redial_s = _FIRST_REDIAL_S
         while True:
-            refusal, failure = None, "it ended the stream"
+            refusal: SyncError | None = None
+            failure = "it ended the stream"
             try:
                 joined = self._hold_stream()
             except grpc.RpcError as error:
                 joined, failure = self._is_joined(), _describe(error)
+                if any(flaw in failure for flaw in _TLS_FLAWS):
+                    refusal = AuthError(f"the coordinator at {self._address} and tls=: {failure}")
             except msgspec.DecodeError as error:
                 joined, failure = self._is_joined(), f"it does not speak our protocol: {error}"
             except SyncError as error:
@@ -203,7 +216,7 @@ class CoordinatorClient:
             grpc.RpcError, msgspec.DecodeError: the stream broke.
         """
         outbox: _Outbox = SimpleQueue()
-        with grpc.insecure_channel(self._address, self._channel_options) as channel:
+        with self._new_channel() as channel:
             stream = channel.stream_stream(SESSION_METHOD)(iter(outbox.get, None))
             with self._changed:
                 self._stream = stream
@@ -223,6 +236,16 @@ class CoordinatorClient:
             finally:
                 outbox.put(None)
                 stream.cancel()
+
+    def _new_channel(self) -> grpc.Channel:
+        if self._tls is None:
+            return grpc.insecure_channel(self._address, self._channel_options)
+        with contextlib.suppress(OSError):  # they may have been renewed, or are about to be
+            self._files = tls.read(self._tls)
+        assert self._files is not None
+        certificate, key, ca = self._files
+        credentials = grpc.ssl_channel_credentials(ca or certificate, key, certificate)
+        return grpc.secure_channel(self._address, credentials, self._channel_options)
 
     def _note_joined(self) -> None:
         with self._changed:
@@ -291,8 +314,11 @@ def _expect(stream: grpc.Call, kind: type[M]) -> M:
     return message
 
 
-def _channel_options(peer_timeout_s: float) -> list[tuple[str, int]]:
+def _channel_options(options: Options) -> list[tuple[str, int | str]]:
+    peer_timeout_s = options.peer_timeout_s
+    name = None if options.tls is None else options.tls.server_name
     return [
+        *([] if name is None else [("grpc.ssl_target_name_override", name)]),
         ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
         ("grpc.keepalive_time_ms", int(1000 * peer_timeout_s / 3)),
@@ -309,4 +335,7 @@ def _channel_options(peer_timeout_s: float) -> list[tuple[str, int]]:
 def _describe(error: grpc.RpcError) -> str:
     if not isinstance(error, grpc.Call):
         return str(error)
-    return f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
+    text = f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
+    if "Socket closed" in text:  # that is all that one learns of a coordinator with other ideas
+        text += " (it ended just so; does it want tls=, or tls= with a certificate and key?)"
+    return text

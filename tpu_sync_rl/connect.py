@@ -23,6 +23,7 @@ from tpu_sync_rl.options import (
 )
 from tpu_sync_rl.program import share
 from tpu_sync_rl.sampler import SamplerSession
+from tpu_sync_rl.tls import TLS
 from tpu_sync_rl.trainer import TrainerSession
 
 _LOOPBACK = "127.0.0.1:0"
@@ -45,6 +46,7 @@ def connect_trainer(
     same_host: str = "auto",
     insecure: bool = False,
     trace: str | os.PathLike[str] | None = None,
+    tls: TLS | None = None,
 ) -> TrainerSession:
     """Joins `job` as its trainer: a new incarnation, which fences an older one.
 
@@ -78,11 +80,12 @@ def connect_trainer(
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
+        tls: encrypts the control streams with these certificates; the weights do not take them.
 
     Raises:
         SyncError: the address is in use, in all processes of the program.
         SyncTimeoutError: no coordinator answered in time.
-        AuthError: it has another token.
+        AuthError: it has another token, or a certificate that `tls` does not trust.
         ValueError, TypeError: an option is not what it has to be.
     """
     options = Options.checked(
@@ -97,6 +100,7 @@ def connect_trainer(
         same_host=same_host,
         insecure=insecure,
         trace=trace,
+        tls=tls,
     )
     min_replicas = checked_int("min_replicas", min_replicas, 0)
     straggler_timeout_s = checked_seconds("straggler_timeout", straggler_timeout)
@@ -141,6 +145,7 @@ def _host_coordinator(
                 token=options.token,
                 peer_timeout=options.peer_timeout_s,
                 insecure=options.insecure,
+                tls=options.tls,
             )
             told["address"] = process.address
         except (SyncError, ValueError) as error:
@@ -170,6 +175,7 @@ def connect_sampler(
     same_host: str = "auto",
     insecure: bool = False,
     trace: str | os.PathLike[str] | None = None,
+    tls: TLS | None = None,
 ) -> SamplerSession:
     """Joins `job` as one process of a replica, which then receives versions in the background.
 
@@ -210,10 +216,11 @@ def connect_sampler(
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: use NICs beyond loopback without a token.
         trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
+        tls: encrypts the control stream with these certificates; the weights do not take it.
 
     Raises:
         SyncTimeoutError: no coordinator answered in time.
-        AuthError: it has another token.
+        AuthError: it has another token, or a certificate that `tls` does not trust.
         ValueError, TypeError: a leaf of `like` that can't be made, by its key, or a bad option.
     """
     options = Options.checked(
@@ -228,6 +235,7 @@ def connect_sampler(
         same_host=same_host,
         insecure=insecure,
         trace=trace,
+        tls=tls,
     )
     if rename is not None and not isinstance(rename, Mapping) and not callable(rename):
         raise TypeError(f"rename must be a mapping or a callable, not {rename!r}")

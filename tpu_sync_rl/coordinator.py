@@ -15,11 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import grpc.aio
 import msgspec
 
 from tpu_sync_rl import authentication
+from tpu_sync_rl import tls as tls_files
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.job import Job
 from tpu_sync_rl.members import Member
@@ -39,6 +41,7 @@ from tpu_sync_rl.messages import (
     identity,
 )
 from tpu_sync_rl.options import is_loopback, join_address, resolve_token, split_address
+from tpu_sync_rl.tls import TLS
 
 MAX_HANDSHAKE_NBYTES = 4096
 MAX_HANDSHAKES = 64
@@ -65,9 +68,10 @@ _log = logging.getLogger(__name__)
 class CoordinatorServer:
     """Serves streams of clients on one address. All methods belong to one asyncio loop."""
 
-    def __init__(self, *, token: bytes, peer_timeout_s: float) -> None:
+    def __init__(self, *, token: bytes, peer_timeout_s: float, tls: TLS | None = None) -> None:
         self._token = token
         self._peer_timeout_s = peer_timeout_s
+        self._tls = tls
         self._jobs: dict[str, Job] = {}
         self._num_handshakes = 0
         self._server = grpc.aio.server(options=_server_options(peer_timeout_s))
@@ -84,7 +88,7 @@ class CoordinatorServer:
             SyncError: the address is in use, or is none of this machine's.
         """
         try:
-            bound: int = self._server.add_insecure_port(join_address(host, port))
+            bound: int = self._add_port(join_address(host, port))
         except RuntimeError as error:
             raise SyncError(
                 f"the coordinator can't listen on {join_address(host, port)}: the address is in "
@@ -92,6 +96,15 @@ class CoordinatorServer:
             ) from error
         await self._server.start()
         return bound
+
+    def _add_port(self, address: str) -> Any:
+        if self._tls is None:
+            return self._server.add_insecure_port(address)
+        certificate, key, ca = tls_files.read(self._tls)
+        credentials = grpc.ssl_server_credentials(
+            [(key, certificate)], ca, require_client_auth=ca is not None
+        )
+        return self._server.add_secure_port(address, credentials)
 
     async def run(self) -> None:
         """Keeps time for the jobs, for ever."""
@@ -221,7 +234,8 @@ def _end_with(parent: int) -> None:
 
 async def _run(arguments: argparse.Namespace, token: bytes) -> None:
     host, port = split_address(arguments.address)
-    server = CoordinatorServer(token=token, peer_timeout_s=arguments.peer_timeout)
+    tls = _tls(arguments)
+    server = CoordinatorServer(token=token, peer_timeout_s=arguments.peer_timeout, tls=tls)
     port = await server.start(host, port)
     if arguments.ready_fd is None:
         print(f"coordinator at {join_address(host, port)}", flush=True)
@@ -231,6 +245,15 @@ async def _run(arguments: argparse.Namespace, token: bytes) -> None:
         await server.run()
     finally:
         await server.stop()
+
+
+def _tls(arguments: argparse.Namespace) -> TLS | None:
+    files = [arguments.tls_certificate, arguments.tls_key, arguments.tls_ca]
+    if files == [None] * len(files):
+        return None
+    tls = TLS(certificate=files[0], key=files[1], ca=files[2])
+    tls_files.check(tls, serves=True)
+    return tls
 
 
 def _report(ready_fd: int, line: str) -> None:
@@ -261,6 +284,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="listen beyond loopback without a token (default: refuse to)",
     )
+    for name, help_text in (
+        ("certificate", "PEM file of the certificate that it shows; streams are encrypted then"),
+        ("key", "PEM file of the private key of that certificate"),
+        ("ca", "PEM file of the authorities that have to vouch for clients (default: any client)"),
+    ):
+        parser.add_argument(f"--tls_{name}", metavar="FILE", help=help_text)
     # For the process that starts this one: the parent to end with, and where to write the port or
     # an error.
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)

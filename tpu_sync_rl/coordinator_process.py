@@ -11,6 +11,8 @@ from pathlib import Path
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import check_exposure, join_address
+from tpu_sync_rl.tls import TLS
+from tpu_sync_rl.tls import check as check_tls
 
 _START_S = 30.0
 _STOP_S = 1.0
@@ -34,7 +36,13 @@ class CoordinatorProcess:
 
 
 def start_coordinator(
-    host: str, port: int, *, token: bytes, peer_timeout: float, insecure: bool
+    host: str,
+    port: int,
+    *,
+    token: bytes,
+    peer_timeout: float,
+    insecure: bool,
+    tls: TLS | None = None,
 ) -> CoordinatorProcess:
     """Starts a coordinator as a child process and waits until it listens.
 
@@ -47,17 +55,24 @@ def start_coordinator(
         token: the job's secret; given to the child in its environment.
         peer_timeout: seconds without a sign of life after which a process is lost.
         insecure: listen beyond loopback without a token.
+        tls: its certificate and key; with a `ca`, clients have to show a certificate as well.
 
     Raises:
         SyncError: the address is in use or can't be listened on.
-        ValueError: it is not loopback and there is no token.
+        ValueError: it is not loopback and there is no token, or `tls` lacks something.
     """
     check_exposure(host, token=token, insecure=insecure)
+    if tls is not None:
+        check_tls(tls, serves=True)
     command = [sys.executable, "-m", "tpu_sync_rl.coordinator"]
     command += ["--address", join_address(host, port), "--parent", str(os.getpid())]
     command += ["--peer_timeout", str(peer_timeout)]
     if insecure:
         command.append("--insecure")
+    for name in ("certificate", "key", "ca"):
+        path = getattr(tls, name, None)
+        if path is not None:
+            command += [f"--tls_{name}", os.fspath(path)]
     read_fd, write_fd = os.pipe()
     try:
         process = subprocess.Popen(

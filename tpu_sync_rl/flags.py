@@ -17,7 +17,10 @@ from typing import Any
 
 from absl import flags
 
+from tpu_sync_rl.tls import TLS
+
 _PREFIX = "tsr_"
+_TLS = ("certificate", "key", "ca", "server_name")  # of tls=, as --tsr_tls_certificate and so on
 
 flags.DEFINE_string(
     "tsr_coordinator",
@@ -67,6 +70,12 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_bool("tsr_insecure", None, "Use NICs beyond loopback without a token.")
 flags.DEFINE_string("tsr_trace", None, "File for a Chrome trace of the stages of each sync.")
+flags.DEFINE_string("tsr_tls_certificate", None, "PEM file: this end's certificate, for TLS.")
+flags.DEFINE_string("tsr_tls_key", None, "PEM file: the private key of --tsr_tls_certificate.")
+flags.DEFINE_string("tsr_tls_ca", None, "PEM file: authorities that vouch for the other end.")
+flags.DEFINE_string(
+    "tsr_tls_server_name", None, "Name in the coordinator's certificate; default: its host."
+)
 
 
 def connect_options(
@@ -81,10 +90,9 @@ def connect_options(
     given = {
         name.removeprefix(_PREFIX): flag_values[name].value
         for name in flag_values
-        if name.startswith(_PREFIX)
+        if name.startswith(_PREFIX) and flag_values[name].value is not None
     }
-    return {
-        name: given[name]
-        for name in inspect.signature(connect).parameters
-        if given.get(name) is not None
-    }
+    tls = {name: given.pop(f"tls_{name}") for name in _TLS if f"tls_{name}" in given}
+    if tls:
+        given["tls"] = TLS(**tls)
+    return {name: given[name] for name in inspect.signature(connect).parameters if name in given}

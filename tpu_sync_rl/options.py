@@ -9,6 +9,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Literal, SupportsIndex
 
+from tpu_sync_rl import tls as tls_files
+from tpu_sync_rl.tls import TLS
+
 DEFAULT_TIMEOUT_S = 600.0
 MAX_CHUNK_NBYTES = 64 << 20
 
@@ -32,6 +35,7 @@ class Options:
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of the stages of each sync.
+        tls: certificates of the control streams; None leaves them in the clear.
     """
 
     job: str
@@ -45,6 +49,7 @@ class Options:
     same_host: str
     insecure: bool
     trace: str | None
+    tls: TLS | None
 
     @classmethod
     def checked(
@@ -61,6 +66,7 @@ class Options:
         same_host: str,
         insecure: bool,
         trace: str | os.PathLike[str] | None,
+        tls: TLS | None,
     ) -> "Options":
         """The options as a user gave them to `connect_*`, each held against what it may be.
 
@@ -73,6 +79,8 @@ class Options:
             check_congestion(congestion)
         if same_host not in ("auto", "tcp"):
             raise ValueError(f"same_host must be 'auto' or 'tcp', not {same_host!r}")
+        if tls is not None:
+            tls_files.check(tls)
         return cls(
             job=checked_name("job", job),
             token=resolve_token(token),
@@ -85,6 +93,7 @@ class Options:
             same_host=same_host,
             insecure=bool(insecure),
             trace=None if trace is None else os.fspath(trace),
+            tls=tls,
         )
 
 
