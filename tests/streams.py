@@ -122,9 +122,9 @@ class TrainerSession(Session):
             self.epoch = message.epoch
         super().on_message(message)
 
-    def publish(self, version: int = 1) -> None:
+    def publish(self, version: int = 1, manifest: bytes = b"manifest") -> None:
         call = version - 1
-        self.client.send(Publish(call, version, "d", b"manifest", "received", 0, 60.0, {}, "", ""))
+        self.client.send(Publish(call, version, "d", manifest, "received", 0, 60.0, {}, "", ""))
 
 
 class SamplerSession(Session):

@@ -21,6 +21,7 @@ from tpu_sync_rl import coordinator as coordinator_module
 from tpu_sync_rl.coordinator import MAX_HANDSHAKE_NBYTES, CoordinatorServer
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.errors import AuthError, SyncError
+from tpu_sync_rl.long_messages import PIECE_NBYTES
 from tpu_sync_rl.messages import (
     SESSION_METHOD,
     Announced,
@@ -32,6 +33,7 @@ from tpu_sync_rl.messages import (
     PublishOutcome,
     Refused,
     SamplerJoined,
+    TrainerUp,
     decode_from_coordinator,
     encode,
     identity,
@@ -238,6 +240,30 @@ def test_stranger_hears_nothing_but_a_refusal(coordinator, data, text):
         assert text in refused.text
 
 
+def test_long_message_of_a_stranger_is_not_taken_in(coordinator):
+    with Raw(coordinator) as raw:
+        raw.send(bytes(PIECE_NBYTES + 1))
+        with pytest.raises(grpc.RpcError, match="larger than max"):
+            raw.read_all()
+
+
+def test_long_message_of_a_peer_is_taken_in_pieces(coordinator):
+    manifest = bytes(4 * PIECE_NBYTES)
+    with TrainerSession(coordinator) as trainer, SamplerSession(coordinator) as sampler:
+        trainer.publish(manifest=manifest)
+        assert sampler.wait_for(TrainerUp).manifest == manifest
+
+
+def test_message_within_a_long_one_ends_the_stream(coordinator):
+    with Raw(coordinator) as raw:
+        raw.prove()
+        assert isinstance(raw.read(), Proof)
+        raw.send(b"\xc1begun")
+        raw.send(encode(GREETING))
+        [refused] = raw.read_all()
+        assert "a message within a message" in refused.text
+
+
 def test_proof_of_another_name_is_worth_nothing(coordinator):
     with Raw(coordinator) as raw:
         raw.send(encode(GREETING))
@@ -253,7 +279,7 @@ def test_coordinator_proves_itself_only_to_who_has_the_token(coordinator):
         assert [type(message) for message in raw.read_all()] == [Refused]
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1garbage", encode(GREETING)])
+@pytest.mark.parametrize("data", [b"", b"\x00garbage", encode(GREETING)])
 def test_garbage_after_the_handshake_ends_that_stream_only(coordinator, data):
     with TrainerSession(coordinator) as trainer, SamplerSession(coordinator) as sampler:
         with Raw(coordinator) as raw:
@@ -269,21 +295,37 @@ def test_garbage_after_the_handshake_ends_that_stream_only(coordinator, data):
         assert trainer.num_joins == sampler.num_joins == 1
 
 
-def test_half_open_handshakes_are_bounded_in_number(monkeypatch):
-    monkeypatch.setattr(coordinator_module, "MAX_HANDSHAKES", 1)
-    with server_in_a_thread() as address, Raw(address) as first:
-        first.send(encode(GREETING))
-        assert isinstance(first.read(), Challenge)
-        with Raw(address) as second:
-            [refused] = second.read_all()
-            assert "too many handshakes at once" in refused.text
+def test_one_handshake_too_many_ends_the_oldest(monkeypatch):
+    monkeypatch.setattr(coordinator_module, "MAX_HANDSHAKES", 2)
+    with server_in_a_thread() as address, Raw(address) as oldest:
+        oldest.send(encode(GREETING))
+        assert isinstance(oldest.read(), Challenge)
+        with Raw(address) as other, SamplerSession(address) as session:
+            other.send(encode(GREETING))
+            assert session.num_joins == 1
+            with pytest.raises(grpc.RpcError, match="too many at once"):
+                oldest.read_all()
 
 
 def test_half_open_handshakes_are_bounded_in_time(monkeypatch):
     monkeypatch.setattr(coordinator_module, "HANDSHAKE_S", 0.2)
     with server_in_a_thread() as address, Raw(address) as raw:
-        [*_, refused] = raw.read_all()
-        assert "no handshake within 0.2 s" in refused.text
+        raw.send(encode(GREETING))
+        with pytest.raises(grpc.RpcError, match=r"no handshake within 0\.2 s"):
+            raw.read_all()
+
+
+def test_connection_without_a_stream_is_ended(monkeypatch):
+    monkeypatch.setattr(coordinator_module, "HANDSHAKE_S", 0.2)
+    with (
+        server_in_a_thread() as address,
+        SamplerSession(address) as session,
+        socket.create_connection(split_address(address), PATIENCE_S) as idle,
+    ):
+        idle.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        while idle.recv(4096):
+            pass
+        assert session.num_joins == 1
 
 
 @contextmanager
@@ -312,6 +354,29 @@ def test_stranger_without_grpc_harms_nobody(coordinator):
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(1000))
         with SamplerSession(coordinator) as session:
             assert session.num_joins == 1
+
+
+CONNECTIONS = """
+import contextlib, socket, sys
+held = []
+for index in range(2000):
+    held.append(socket.create_connection((sys.argv[1], int(sys.argv[2]))))
+    with contextlib.suppress(OSError):
+        held[-1].sendall((b"", b"GET / HTTP/1.1", b"PRI * HTTP/2.0")[index % 3])
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_flood_of_connections_ends_no_stream_and_keeps_nobody_out(coordinator):
+    with SamplerSession(coordinator) as early:
+        with interpreter(CONNECTIONS, *map(str, split_address(coordinator))) as flood:
+            assert flood.stdout.readline() == b"connected\n"
+            with TrainerSession(coordinator) as late:
+                late.publish()
+                early.receive()
+                assert late.wait_for(PublishOutcome).outcome.error == ""
+        assert early.num_joins == 1
 
 
 # --- liveness

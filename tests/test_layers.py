@@ -15,7 +15,16 @@ CSRC = ROOT / "csrc"
 FLOORS = (
     # words
     ("tls",),
-    ("errors", "deadline", "options", "report", "authentication", "process_stats", "trace"),
+    (
+        "errors",
+        "deadline",
+        "options",
+        "report",
+        "authentication",
+        "process_stats",
+        "trace",
+        "long_messages",
+    ),
     # pure: leaves, boxes, plans
     ("tree",),
     ("manifest",),
@@ -26,7 +35,7 @@ FLOORS = (
     ("buffers", "rails", "transport"),
     ("generations", "listener"),
     # control
-    ("messages",),
+    ("messages", "long_messages"),
     ("call_log", "members"),
     ("replica",),
     ("publish_call", "readers"),

@@ -4,14 +4,14 @@ import atexit
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import TypeVar
 
 import grpc
 import msgspec
 
-from tpu_sync_rl import authentication, errors, tls
+from tpu_sync_rl import authentication, errors, long_messages, tls
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
 from tpu_sync_rl.messages import (
@@ -217,15 +217,16 @@ class CoordinatorClient:
         """
         outbox: _Outbox = SimpleQueue()
         with self._new_channel() as channel:
-            stream = channel.stream_stream(SESSION_METHOD)(iter(outbox.get, None))
+            stream = channel.stream_stream(SESSION_METHOD)(_pieces(outbox))
+            messages = long_messages.join(stream, MAX_MESSAGE_NBYTES)
             with self._changed:
                 self._stream = stream
                 if self._over:
                     return False
             try:
-                self._prove(stream, outbox)
+                self._prove(messages, outbox)
                 self._send_join(outbox)
-                for data in stream:
+                for data in messages:
                     message = decode_from_coordinator(data)
                     if isinstance(message, Refused):
                         raise errors.by_name(message.error)(message.text)
@@ -253,18 +254,18 @@ class CoordinatorClient:
             self._state = "connected"
             self._changed.notify_all()
 
-    def _prove(self, stream: grpc.Call, outbox: _Outbox) -> None:
+    def _prove(self, messages: Iterator[bytes], outbox: _Outbox) -> None:
         """The mutual handshake. Raises what `_hold_stream` raises."""
         nonce = authentication.new_nonce()
         greeting = msgspec.structs.replace(self._greeting, nonce=nonce)
         outbox.put(encode(greeting))
-        nonces = (nonce, _expect(stream, Challenge).nonce)
+        nonces = (nonce, _expect(messages, Challenge).nonce)
         if len(nonces[1]) != authentication.NONCE_NBYTES:
             raise msgspec.DecodeError(f"a nonce of {len(nonces[1])} bytes")
         mac = authentication.mac(self._token, "dialler", nonces, identity(greeting))
         outbox.put(encode(Credentials(mac)))
         try:
-            proof = _expect(stream, Proof).mac
+            proof = _expect(messages, Proof).mac
         except AuthError as error:
             if self._token:
                 raise
@@ -301,9 +302,15 @@ class _CloseAtExit:
             client.close()
 
 
-def _expect(stream: grpc.Call, kind: type[M]) -> M:
+def _pieces(outbox: _Outbox) -> Iterator[bytes]:
+    """What is to be sent, until the outbox ends."""
+    for data in iter(outbox.get, None):
+        yield from long_messages.split(data)
+
+
+def _expect(messages: Iterator[bytes], kind: type[M]) -> M:
     """The next message, which has to be a `kind`."""
-    data = next(stream, None)
+    data = next(messages, None)
     if data is None:
         raise msgspec.DecodeError(f"the stream ended in place of {kind.__name__}")
     message = decode_from_coordinator(data)
@@ -319,8 +326,7 @@ def _channel_options(options: Options) -> list[tuple[str, int | str]]:
     name = None if options.tls is None else options.tls.server_name
     return [
         *([] if name is None else [("grpc.ssl_target_name_override", name)]),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
+        ("grpc.max_receive_message_length", long_messages.PIECE_NBYTES),
         ("grpc.keepalive_time_ms", int(1000 * peer_timeout_s / 3)),
         ("grpc.keepalive_timeout_ms", int(1000 * peer_timeout_s / 2)),
         ("grpc.http2.ping_timeout_ms", int(1000 * peer_timeout_s / 2)),  # else a minute

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from tpu_sync_rl import authentication
 from tpu_sync_rl import tls as tls_files
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.job import Job
+from tpu_sync_rl.long_messages import PIECE_NBYTES, Joiner, split
 from tpu_sync_rl.members import Member
 from tpu_sync_rl.messages import (
     MAX_MESSAGE_NBYTES,
@@ -73,7 +75,7 @@ class CoordinatorServer:
         self._peer_timeout_s = peer_timeout_s
         self._tls = tls
         self._jobs: dict[str, Job] = {}
-        self._num_handshakes = 0
+        self._handshakes: dict[asyncio.Timeout, None] = {}  # under way, oldest first
         self._server = grpc.aio.server(options=_server_options(peer_timeout_s))
         service, method = SESSION_METHOD.strip("/").split("/")
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
@@ -140,19 +142,27 @@ class CoordinatorServer:
 
     async def _prove(self, context: grpc.aio.ServicerContext) -> Greeting | None:
         """The mutual handshake; None when it failed, which the client has been told."""
-        if self._num_handshakes >= MAX_HANDSHAKES:
-            await context.write(encode(Refused("SyncError", "too many handshakes at once")))
-            return None
-        self._num_handshakes += 1
+        limit = asyncio.timeout(HANDSHAKE_S)
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
+            async with limit:
+                self._handshakes[limit] = None
+                if len(self._handshakes) > MAX_HANDSHAKES:
+                    self._end_oldest_handshake()
                 return await self._exchange_proofs(context)
-        except (SyncError, TimeoutError, msgspec.DecodeError) as error:
-            text = str(error) or f"no handshake within {HANDSHAKE_S:g} s"
-            await context.write(encode(Refused(type(error).__name__, text)))
-            return None
+        except (SyncError, msgspec.DecodeError) as error:
+            await context.write(encode(Refused(type(error).__name__, str(error))))
+        except TimeoutError:  # no verdict: a client of ours tries again
+            text = f"no handshake within {HANDSHAKE_S:g} s, or too many at once"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         finally:
-            self._num_handshakes -= 1
+            self._handshakes.pop(limit, None)
+        return None
+
+    def _end_oldest_handshake(self) -> None:
+        oldest = next(iter(self._handshakes))
+        del self._handshakes[oldest]
+        if not oldest.expired():
+            oldest.reschedule(0)  # that is now
 
     async def _exchange_proofs(self, context: grpc.aio.ServicerContext) -> Greeting:
         greeting = await _read_short(context)
@@ -174,8 +184,12 @@ class CoordinatorServer:
 
     async def _read(self, context: grpc.aio.ServicerContext, job: Job, member: Member) -> None:
         """Hands what comes to the job, until the stream ends or says goodbye."""
+        joiner = Joiner(MAX_MESSAGE_NBYTES)
         try:
-            while (data := await context.read()) is not grpc.aio.EOF:
+            while (piece := await context.read()) is not grpc.aio.EOF:
+                data = joiner.add(piece)
+                if data is None:
+                    continue
                 message = decode_to_coordinator(data)
                 job.on_message(member, message, time.monotonic())
                 if isinstance(message, Leave):
@@ -194,7 +208,8 @@ async def _write(context: grpc.aio.ServicerContext, outbox: "asyncio.Queue[Messa
     """Sends what the job has to say, up to a refusal, which ends the stream."""
     while True:
         message = await outbox.get()
-        await context.write(encode(message))
+        for piece in split(encode(message)):
+            await context.write(piece)
         if isinstance(message, Refused):
             return
 
@@ -211,8 +226,7 @@ async def _read_short(context: grpc.aio.ServicerContext) -> ToCoordinator:
 def _server_options(peer_timeout_s: float) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # else a busy port is bound a second time, without a word
-        ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
+        ("grpc.max_receive_message_length", PIECE_NBYTES),
         # Answered by gRPC's own threads: a held GIL is no death, a stopped process is.
         ("grpc.keepalive_time_ms", int(1000 * peer_timeout_s / 3)),
         ("grpc.keepalive_timeout_ms", int(1000 * peer_timeout_s / 2)),
@@ -222,6 +236,9 @@ def _server_options(peer_timeout_s: float) -> list[tuple[str, int]]:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
+        # Ends who connects and opens no stream; a client of ours has one all the time.
+        ("grpc.max_connection_idle_ms", int(1000 * HANDSHAKE_S)),
+        ("grpc.max_concurrent_streams", 4),
     ]
 
 
@@ -300,6 +317,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a coordinator until it is told to end; its exit status."""
     arguments = _parser().parse_args(argv)
+    # Strangers may hold connections for some seconds; there should be room for others meanwhile.
+    most_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_fds, most_fds))
     if arguments.parent is not None:
         watch = threading.Thread(target=_end_with, args=(arguments.parent,), daemon=True)
         watch.start()
