@@ -35,13 +35,17 @@ from tpu_sync_rl.messages import (
 from tpu_sync_rl.replica import Replica
 
 
+# What is kept for a program grows with its processes.
+MAX_PROCESSES = 1 << 16
+
+
 def _new_sink() -> int:
     return secrets.randbits(62) + 1
 
 
 def _check_process(member: Member, join: JoinTrainer | JoinSampler) -> None:
     process, num_processes = member.process_index, join.process_count
-    if not 0 <= process < num_processes:
+    if not 0 <= process < num_processes <= MAX_PROCESSES:
         text = f"there is no process {process} of {num_processes}"
         raise SyncError(f"{member.role} {member.name!r}: {text}")
 
