@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from tpu_sync_rl.job import Job
 from tpu_sync_rl.members import Member
+from tpu_sync_rl.message_codec import ToCoordinator
 from tpu_sync_rl.messages import (
     Address,
     Admit,
@@ -21,7 +22,6 @@ from tpu_sync_rl.messages import (
     Publish,
     Refuse,
     Take,
-    ToCoordinator,
     Took,
 )
 
@@ -34,7 +34,9 @@ M = TypeVar("M", bound=Message)
 class World:
     """One job and the time in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, commit: str = "replica", on_straggler: str = "wait") -> None:
+        self.commit = commit
+        self.on_straggler = on_straggler
         self.now = 0.0
         self._sinks = iter(range(100, 10**6))
         self.job = self.new_job()
@@ -121,6 +123,8 @@ class Trainer(Process):
             "addresses": [Address("lo", "127.0.0.1", 1000 + self.index)],
             "ticket_secret": b"secret of %d" % self.index,
             "straggler_timeout_s": LEASE_S,
+            "on_straggler": self.world.on_straggler,
+            "commit": self.world.commit,
             "pinned": [],
             "call": self.next_call,
         }
@@ -153,7 +157,8 @@ class Sampler(Process):
             "life": self.life,
             "process_count": self.num_processes,
             "sink": self.sink,
-            "prepared": None,
+            "prepared": [],
+            "promise": None,
             "committed": None,
             "call": 0,
             "outcomes": [],

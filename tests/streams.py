@@ -115,7 +115,7 @@ class TrainerSession(Session):
         self.name = name
 
     def join(self) -> JoinTrainer:
-        return JoinTrainer(self.name, self.epoch, 1, [], b"", 60.0, [], 0)
+        return JoinTrainer(self.name, self.epoch, 1, [], b"", 60.0, "wait", "replica", [], 0)
 
     def on_message(self, message: Any) -> None:
         if isinstance(message, TrainerJoined):
@@ -133,7 +133,7 @@ class SamplerSession(Session):
         super().__init__(address, "sampler", name, **arguments)
 
     def join(self) -> JoinSampler:
-        return JoinSampler("life", 1, self.sink, None, None, 0, [])
+        return JoinSampler("life", 1, self.sink, [], None, None, 0, [])
 
     def on_message(self, message: Any) -> None:
         if isinstance(message, SamplerJoined):

@@ -16,8 +16,13 @@ from streams import PATIENCE_S, TOKEN, SamplerSession, TrainerSession
 from tpu_sync_rl import authentication
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError, VersionError
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.message_codec import (
     SESSION_METHOD,
+    decode_to_coordinator,
+    encode,
+    identity,
+)
+from tpu_sync_rl.messages import (
     Challenge,
     GiveUp,
     JoinTrainer,
@@ -25,9 +30,6 @@ from tpu_sync_rl.messages import (
     Proof,
     Refused,
     TrainerJoined,
-    decode_to_coordinator,
-    encode,
-    identity,
 )
 from tpu_sync_rl.options import split_address
 

@@ -22,8 +22,13 @@ from tpu_sync_rl.coordinator import MAX_HANDSHAKE_NBYTES, CoordinatorServer
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.long_messages import PIECE_NBYTES
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.message_codec import (
     SESSION_METHOD,
+    decode_from_coordinator,
+    encode,
+    identity,
+)
+from tpu_sync_rl.messages import (
     Announced,
     Challenge,
     Credentials,
@@ -34,9 +39,6 @@ from tpu_sync_rl.messages import (
     Refused,
     SamplerJoined,
     TrainerUp,
-    decode_from_coordinator,
-    encode,
-    identity,
 )
 from tpu_sync_rl.options import split_address
 
@@ -218,6 +220,7 @@ class Raw:
 
 
 GREETING = Greeting("sampler", JOB, "raw", 0, bytes(32))
+JOIN = JoinSampler("life", 1, 0, [], None, None, 0, [])
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,10 @@ GREETING = Greeting("sampler", JOB, "raw", 0, bytes(32))
         (b"", "truncated"),
         (b"\x00garbage", "Expected `object`"),
         (bytes(MAX_HANDSHAKE_NBYTES + 1), f"message of {MAX_HANDSHAKE_NBYTES + 1} bytes"),
-        (encode(JoinSampler("l", 1, 0, None, None, 0, [])), "a stream begins with the greeting"),
+        (
+            encode(JOIN),
+            "a stream begins with the greeting",
+        ),
         (encode(Greeting("spy", JOB, "raw", 0, bytes(32))), "a stream begins with the greeting"),
         (encode(Greeting("sampler", JOB, "raw", 0, b"short")), "a nonce has 32 bytes"),
         (None, "the stream ended within its handshake"),
@@ -285,7 +291,7 @@ def test_garbage_after_the_handshake_ends_that_stream_only(coordinator, data):
         with Raw(coordinator) as raw:
             raw.prove()
             assert isinstance(raw.read(), Proof)
-            raw.send(encode(JoinSampler("life", 1, 0, None, None, 0, [])))
+            raw.send(encode(JOIN))
             assert isinstance(raw.read(), SamplerJoined)
             raw.send(data)
             assert [message.error for message in raw.read_all()] == ["SyncError"]

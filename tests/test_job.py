@@ -16,6 +16,7 @@ from tpu_sync_rl.messages import (
     JobClosed,
     JobEnded,
     Latest,
+    Live,
     PinsKept,
     PublishOutcome,
     RefusalTaken,
@@ -329,6 +330,54 @@ def test_versions_are_announced_in_the_order_of_calls(world):
     assert [a.version for a in trainer[0].all(Announced)] == [2]
 
 
+# --- stragglers
+
+
+def test_straggler_is_waited_for_until_the_deadline_of_the_call(world):
+    trainer = world.trainer()
+    quick, slow = world.replica("quick"), world.replica("slow")
+    publish(trainer, 0, 1, timeout_s=2 * LEASE_S)
+    admit(quick + slow)
+    prepare(quick, 1)
+    world.pass_time(LEASE_S)
+    assert slow[0].all(Abandon) and not trainer[0].all(PublishOutcome)
+    world.pass_time(LEASE_S)
+    assert outcome(trainer[0]).error == "SyncTimeoutError"
+    assert "replica 'slow' has prepared no version" in outcome(trainer[0]).text
+
+
+def test_straggler_that_is_dropped_counts_as_lost_for_that_version():
+    world = World(on_straggler="drop")
+    trainer = world.trainer()
+    quick, slow = world.replica("quick"), world.replica("slow")
+    publish(trainer, 0, 1, timeout_s=1000)
+    admit(quick + slow)
+    prepare(quick, 1)
+    world.pass_time(LEASE_S - 1)
+    assert not trainer[0].all(PublishOutcome)
+    world.pass_time(1)
+    assert outcome(trainer[0]).error == ""
+    assert trainer[0].last(PublishOutcome).lost == ["slow"]
+    publish(trainer, 1, 2)
+    prepare(quick + slow, 2)
+    decided = trainer[0].last(PublishOutcome)
+    assert decided.lost == [] and decided.replicas["slow"].version == 2
+
+
+def test_application_that_takes_its_time_is_no_straggler():
+    world = World(on_straggler="drop")
+    trainer, sampler = world.trainer(), world.replica()
+    publish(trainer, 0, 1, timeout_s=1000, wait="committed")
+    admit(sampler)
+    prepare(sampler, 1)
+    world.pass_time(2 * LEASE_S)
+    assert not trainer[0].all(PublishOutcome)
+    sampler[0].take(0)
+    sampler[0].took(0)
+    assert outcome(trainer[0]).error == ""
+    assert trainer[0].last(PublishOutcome).lost == []
+
+
 # --- min_replicas and refusals
 
 
@@ -474,7 +523,7 @@ def test_process_that_comes_back_hears_how_its_call_ended(world):
     trainer[1].open()
     trainer[1].join(epoch=1, pinned=[1])
     kinds = [type(m) for m in trainer[1].heard]
-    assert kinds[:3] == [TrainerJoined, Announced, PublishOutcome]
+    assert kinds[:4] == [TrainerJoined, Live, Announced, PublishOutcome]
     assert outcome(trainer[1]).error == "PeerLostError"
     publish(trainer, 1, 2)
     assert trainer[0].last(Announced).version == 2
@@ -492,6 +541,71 @@ def test_restarted_coordinator_keeps_an_outcome_that_one_process_heard_of(world)
     trainer[1].publish(0, 1)
     trainer[0].join(epoch=1, call=1, outcomes=[decided])
     assert trainer[1].last(PublishOutcome) == decided
+
+
+@pytest.fixture
+def restarted(world):
+    """A trainer and one of two replicas, back with a coordinator that another one preceded."""
+    [trainer] = world.trainer()
+    back, away = world.replica("back"), world.replica("away")
+    publish([trainer], 0, 1)
+    assert trainer.last(Live).replicas == ["away", "back"]
+    world.restart()
+    for process in (trainer, *back, *away):
+        process.open()
+        process.heard.clear()
+    trainer.join(epoch=1, replicas=["away", "back"], pinned=[1])
+    publish([trainer], 0, 1)
+    back[0].join(sink=100)
+    return trainer, back, away
+
+
+def test_call_waits_for_replicas_that_the_trainer_knew_before_a_restart(restarted):
+    trainer, back, away = restarted
+    assert not trainer.all(Announced)
+    away[0].join(sink=101)
+    assert trainer.all(Announced)
+    admit(back + away)
+    prepare(back, 1)
+    assert not trainer.all(PublishOutcome)
+    prepare(away, 1)
+    assert outcome(trainer).error == ""
+
+
+def test_replica_that_does_not_come_back_after_a_restart_is_lost(world, restarted):
+    trainer, back, _ = restarted
+    world.pass_time(PATIENCE_S)
+    admit(back)
+    prepare(back, 1)
+    assert outcome(trainer).error == ""
+    assert trainer.last(PublishOutcome).lost == ["away"]
+
+
+def test_deadline_of_a_call_holds_after_a_restart(world, restarted):
+    trainer, _, _ = restarted
+    trainer.say(GiveUp(0))
+    assert outcome(trainer).error == "SyncTimeoutError"
+    assert "the coordinator was restarted and waits for away" in outcome(trainer).text
+
+
+def test_late_joiner_of_a_restarted_coordinator_gets_the_newest_version(world):
+    [trainer] = world.trainer()
+    publish([trainer], 0, 7)
+    world.restart()
+    trainer.open()
+    trainer.heard.clear()
+    trainer.join(epoch=1, call=1, digest="d", manifest=b"manifest", newest=7)
+    [late] = world.replica("late")
+    assert late.last(TrainerUp).digest == "d"
+    assert late.last(Latest).held == Held("A", 7)
+    late.admit()
+    trainer.say(PinsKept(7, 1, True))
+    assert late.fetched() == [7]
+    late.take(0)
+    late.prepare(7)
+    assert late.last(SamplerOutcome).outcome.held == Held("A", 7)
+    publish([trainer], 1, 7)
+    assert "version 7 does not grow" in outcome(trainer).text
 
 
 def test_calls_fail_at_once_when_a_process_is_gone_for_good(world):

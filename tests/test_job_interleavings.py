@@ -155,7 +155,7 @@ class SamplerModel(Sampler):
         self.lost = False
         self.join(
             sink=self.sink,
-            prepared=self.prepared,
+            prepared=[] if self.prepared is None else [self.prepared],
             committed=self.current,
             call=self.next_call,
             outcomes=[o for call, o in self.outcomes.items() if call >= self.next_call - 1],

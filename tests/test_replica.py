@@ -6,6 +6,7 @@ from job_world import LEASE_S, PATIENCE_S, Sampler, World, admit, prepare, publi
 from tpu_sync_rl.errors import VersionError
 from tpu_sync_rl.messages import (
     Abandon,
+    Announced,
     Fetch,
     Held,
     Latest,
@@ -507,7 +508,7 @@ def test_missed_outcome_is_sent_again_until_it_is_taken(world):
     sampler[0].take(0)
     sampler[0].took(0)
     sampler[1].open()
-    sampler[1].join(sink=sinks(sampler)[1], prepared=Held("A", 1))
+    sampler[1].join(sink=sinks(sampler)[1], prepared=[Held("A", 1)])
     assert outcome(sampler[1]).held == Held("A", 1)
     sampler[1].lose()
     sampler[1].open()
@@ -573,7 +574,7 @@ def test_restarted_coordinator_keeps_decisions_that_one_process_heard_of(world):
     for process in sampler:
         process.open()
         process.heard.clear()
-    sampler[1].join(sink=ids[1], prepared=Held("A", 1))
+    sampler[1].join(sink=ids[1], prepared=[Held("A", 1)])
     sampler[0].join(sink=ids[0], call=1, committed=Held("A", 1), outcomes=[decision])
     assert sampler[1].last(SamplerOutcome) == decision
     sampler[0].take(1, wait=False)
@@ -588,10 +589,10 @@ def test_restarted_coordinator_decides_nothing_until_all_have_said_what_they_kno
     for process in sampler:
         process.open()
         process.heard.clear()
-    sampler[0].join(sink=ids[0], prepared=Held("A", 1))
+    sampler[0].join(sink=ids[0], prepared=[Held("A", 1)])
     sampler[0].take(0, wait=False, timeout_s=0)
     assert not sampler[0].all(SamplerOutcome)
-    sampler[1].join(sink=ids[1], prepared=Held("A", 1))
+    sampler[1].join(sink=ids[1], prepared=[Held("A", 1)])
     assert outcome(sampler[1]).held == Held("A", 1)
 
 
@@ -619,3 +620,15 @@ def test_inherited_pins_are_let_go_when_nobody_publishes_them_again(world):
     trainer.publish(5, 5, min_replicas=1, timeout_s=1000)
     world.pass_time(PATIENCE_S)
     assert pins(trainer) == [(4, [], 0)]
+
+
+def test_inherited_pins_of_calls_that_follow_are_kept(world):
+    [trainer] = world.trainer()
+    world.restart()
+    trainer.open()
+    trainer.join(epoch=3, pinned=[4, 5])
+    trainer.publish(4, 4, wait=None)
+    assert pins(trainer) == [(4, [], 0)]
+    trainer.publish(5, 5, wait=None)
+    assert pins(trainer) == [(4, [], 0), (5, [], 0)]
+    assert [m.version for m in trainer.all(Announced)] == [4, 5]

@@ -74,6 +74,10 @@ class CallLog:
         """Whether a version was handed out that some process has not taken yet."""
         return any(o.outcome.held is not None for o in self._decided.values())
 
+    def has_handed_out(self, held: Held) -> bool:
+        """Whether `held` is the outcome of a call that some process has not taken yet."""
+        return any(o.outcome.held == held for o in self._decided.values())
+
     def expired(self, now: float) -> bool:
         """Whether process 0's deadline for the next call has passed."""
         return self.asked is not None and now >= self._deadline

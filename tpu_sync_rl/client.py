@@ -14,12 +14,17 @@ import msgspec
 from tpu_sync_rl import authentication, errors, long_messages, tls
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.message_codec import (
     MAX_MESSAGE_NBYTES,
     SESSION_METHOD,
+    FromCoordinator,
+    decode_from_coordinator,
+    encode,
+    identity,
+)
+from tpu_sync_rl.messages import (
     Challenge,
     Credentials,
-    FromCoordinator,
     Greeting,
     JoinSampler,
     JoinTrainer,
@@ -29,9 +34,6 @@ from tpu_sync_rl.messages import (
     Refused,
     SamplerJoined,
     TrainerJoined,
-    decode_from_coordinator,
-    encode,
-    identity,
 )
 from tpu_sync_rl.options import Options
 

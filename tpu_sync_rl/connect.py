@@ -15,7 +15,10 @@ from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.nics import find_nics
 from tpu_sync_rl.options import (
     DEFAULT_TIMEOUT_S,
+    Commit,
+    OnStraggler,
     Options,
+    check_choice,
     checked_int,
     checked_name,
     checked_seconds,
@@ -37,6 +40,8 @@ def connect_trainer(
     min_replicas: int = 0,
     timeout: float = DEFAULT_TIMEOUT_S,
     straggler_timeout: float = 60.0,
+    on_straggler: OnStraggler = "wait",
+    commit: Commit = "replica",
     token: str | bytes | None = None,
     nics: Sequence[str] | None = None,
     streams_per_rail: int = 2,
@@ -68,7 +73,21 @@ def connect_trainer(
             (`python -m tpu_sync_rl.coordinator`).
         min_replicas: how many replicas have to be admitted before a version is announced.
         timeout: seconds that connecting may take, and default of the session's calls.
-        straggler_timeout: seconds that a replica may take to receive a version before its pin ends.
+        straggler_timeout: seconds that a replica may take to receive a version, from when that is
+            announced or its transfer begins, whichever is later. Then its pin ends: it gives up
+            the version, keeps what it has, and gets newer ones.
+        on_straggler: what becomes of a call for which a replica was too slow. "wait": it goes on
+            waiting, to its deadline, for that replica to have a newer version. "drop": the replica
+            counts as lost for this version at once, and stands in `Report.lost`.
+        commit: "replica": each replica returns a version as soon as it has prepared it. "fleet":
+            all live replicas return it (or a newer one), or none does. Its `sync_weights` takes a
+            version only when all that were live at its announcement have prepared it, and each
+            process has stored that; what they have prepared they keep until then, whatever
+            deadline passes. A straggler (unless dropped) or a newer incarnation aborts the round:
+            the call raises SyncTimeoutError, replicas keep the version before, and the next one
+            starts a new round. It is announced when the round before is decided. A call whose
+            deadline passes first raises SyncTimeoutError too, and its round goes on. Who dies is
+            not waited for beyond `peer_timeout`; who joins late takes what was decided without it.
         token: secret of the job; None takes TSR_TOKEN or TSR_TOKEN_FILE. Without one only
             loopback is used, unless `insecure`.
         nics: names or addresses of the NICs to serve on; None finds them.
@@ -104,6 +123,8 @@ def connect_trainer(
     )
     min_replicas = checked_int("min_replicas", min_replicas, 0)
     straggler_timeout_s = checked_seconds("straggler_timeout", straggler_timeout)
+    check_choice("on_straggler", on_straggler, "wait", "drop")
+    check_choice("commit", commit, "replica", "fleet")
     deadline = time.monotonic() + options.timeout_s
     if coordinator is None and not host_coordinator:
         raise ValueError("host_coordinator=False needs coordinator='host:port' to dial")
@@ -118,6 +139,8 @@ def connect_trainer(
             incarnation=share(secrets.token_hex(8)),
             min_replicas=min_replicas,
             straggler_timeout_s=straggler_timeout_s,
+            on_straggler=on_straggler,
+            commit=commit,
             coordinator=coordinator,
             coordinator_process=process,
             deadline=deadline,

@@ -27,9 +27,15 @@ from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.job import Job
 from tpu_sync_rl.long_messages import PIECE_NBYTES, Joiner, split
 from tpu_sync_rl.members import Member
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.message_codec import (
     MAX_MESSAGE_NBYTES,
     SESSION_METHOD,
+    ToCoordinator,
+    decode_to_coordinator,
+    encode,
+    identity,
+)
+from tpu_sync_rl.messages import (
     Challenge,
     Credentials,
     Greeting,
@@ -37,10 +43,6 @@ from tpu_sync_rl.messages import (
     Message,
     Proof,
     Refused,
-    ToCoordinator,
-    decode_to_coordinator,
-    encode,
-    identity,
 )
 from tpu_sync_rl.options import is_loopback, join_address, resolve_token, split_address
 from tpu_sync_rl.tls import TLS
@@ -227,6 +229,7 @@ def _server_options(peer_timeout_s: float) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # else a busy port is bound a second time, without a word
         ("grpc.max_receive_message_length", PIECE_NBYTES),
+        ("grpc.max_connection_idle_ms", int(1000 * HANDSHAKE_S)),  # without any stream
         # Answered by gRPC's own threads: a held GIL is no death, a stopped process is.
         ("grpc.keepalive_time_ms", int(1000 * peer_timeout_s / 3)),
         ("grpc.keepalive_timeout_ms", int(1000 * peer_timeout_s / 2)),

@@ -45,6 +45,18 @@ flags.DEFINE_float(
     "Trainer: seconds that a replica may take to receive a version before its pin ends.",
     0,
 )
+flags.DEFINE_enum(
+    "tsr_on_straggler",
+    None,
+    ["wait", "drop"],
+    "Trainer: drop: a call goes on without a replica that took too long.",
+)
+flags.DEFINE_enum(
+    "tsr_commit",
+    None,
+    ["replica", "fleet"],
+    "Trainer: fleet: all live replicas return a version, or none does.",
+)
 flags.DEFINE_bool(
     "tsr_cast", None, "Sampler: convert floats to the sampler's dtype, to nearest even."
 )

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from tpu_sync_rl import authentication
+from tpu_sync_rl.fleet import Fleet, Round
 from tpu_sync_rl.members import Member, Program
 from tpu_sync_rl.messages import (
     Announced,
@@ -10,6 +11,7 @@ from tpu_sync_rl.messages import (
     FetchFailed,
     Held,
     JoinTrainer,
+    Live,
     Outcome,
     Pins,
     PinsKept,
@@ -28,17 +30,29 @@ _NUM_KEPT_CALLS = 64
 class Incarnation(Program):
     """One life of a trainer program.
 
+    One that knew another coordinator begins where it was with that one: it announces nothing
+    before the replicas are back that it knew, or have had `patience_s` to come.
+
     Attributes:
         digest: of its manifest; "" before that is known.
         newest: the last version announced.
     """
 
-    def __init__(self, first: JoinTrainer, epoch: int, patience_s: float, now: float) -> None:
+    def __init__(
+        self, first: JoinTrainer, epoch: int, fleet: Fleet, patience_s: float, now: float
+    ) -> None:
         super().__init__(first.incarnation, first.process_count)
         self.digest = ""
         self.newest: Held | None = None
         self._epoch = epoch
+        self._fleet = fleet
+        self._decides_together = first.commit == "fleet"
+        self._drop = first.on_straggler == "drop"
+        self._round: Round | None = None  # of the last version announced
         self._lease_s = first.straggler_timeout_s
+        self._live: list[str] = []  # as its processes know
+        self._restoring = first.epoch > 0  # not all are back that knew another coordinator
+        self._gone: set[str] = set()  # replicas that did not come back
         self._readers: dict[int, Readers] = {}  # of each version that is pinned, and of the newest
         self._manifest = b""
         self._joins: dict[int, JoinTrainer] = {}  # the last of each process
@@ -57,6 +71,10 @@ class Incarnation(Program):
         self.connect(member)
         self._joins[process] = message
         member.send(TrainerJoined(self._epoch))
+        if not self.digest and message.manifest is not None:
+            self.digest, self._manifest = message.digest, message.manifest
+        if not self._restoring:
+            member.send(Live(self._live))
         for outcome in message.outcomes:
             known = self._calls.get(outcome.call)
             if known is None or (known.outcome is None and known.held is None):
@@ -78,9 +96,14 @@ class Incarnation(Program):
             elif self.newest is None:
                 self._inherited.add(version)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a manifest, and every process has said where it serves."""
+        return bool(self.digest) and len(self._joins) == self.process_count
+
     def up(self, sink: int) -> TrainerUp | None:
         """What the sampler process `sink` has to know of it; None before its manifest is known."""
-        if not self.digest or len(self._joins) < self.process_count:
+        if not self.is_known:
             return None
         joins = [self._joins[process] for process in range(self.process_count)]
         sources = [join.addresses for join in joins]
@@ -105,6 +128,24 @@ class Incarnation(Program):
         else:
             call.enter(member.process_index, message, now)
 
+    def _restore(self, replicas: Collection[Replica], now: float) -> None:
+        """Goes on where it was with another coordinator, once everybody is back."""
+        joins = self._joins.values()
+        self._gone = {name for join in joins for name in join.replicas}
+        self._gone -= {replica.name for replica in replicas if replica.is_restored}
+        if now < self._inherited_until and (self._gone or len(joins) < self.process_count):
+            return
+        newest = max((join.newest for join in joins), default=-1)
+        if newest >= 0 and self.digest:
+            self.newest = held = Held(self.name, newest)
+            pinned = all(newest in join.pinned for join in joins)
+            readers = {replica for replica in replicas if replica.is_live} if pinned else set()
+            self._readers[newest] = Readers(held, readers, now, self._lease_s, self.process_count)
+            self._inherited.discard(newest)
+            if self._decides_together:
+                self._fleet.learn(held)
+        self._restoring = False
+
     def give_up(self, call: int, now: float) -> None:
         """The deadline of a call has passed in some process."""
         if call in self._calls:
@@ -112,6 +153,8 @@ class Incarnation(Program):
 
     def announce(self, replicas: Collection[Replica], now: float) -> None:
         """Announces versions, or ends their calls, in the order of the calls."""
+        if self._restoring:
+            self._restore(replicas, now)
         departed = self.departed(now, self._patience_s)
         for call in self._open_calls():
             outcome: Outcome | None = None
@@ -129,7 +172,10 @@ class Incarnation(Program):
         for call in self._open_calls():
             if call.held is None:
                 continue
-            if call.observe():
+            if call.round is not None and call.round.why_aborted:
+                text = f"version {call.held.version} is withdrawn: {call.round.why_aborted}"
+                self._decide(call, Outcome("SyncTimeoutError", text, None), replicas, now)
+            elif call.observe(drop=self._drop):
                 self._decide(call, Outcome("", "", call.held), replicas, now)
             elif call.expired(now):
                 text = f"version {call.held.version} stays announced, but {call.lacking()}"
@@ -160,6 +206,12 @@ class Incarnation(Program):
             text = self.absent() or f"process {late} of {self.process_count} has not called"
             text = f"version {first.version} was not announced: the trainer's {text}"
             return Outcome("SyncTimeoutError", text, None)
+        wait = self._has_to_wait_for()
+        if wait:
+            if not call.expired(now):
+                return None
+            text = f"version {first.version} was not announced and may be published again: {wait}"
+            return Outcome("SyncTimeoutError", text, None)
         newest = None if self.newest is None else self.newest.version
         flaw = call.flaw(newest, self.digest)
         if flaw is not None:
@@ -174,20 +226,42 @@ class Incarnation(Program):
             unmet = Outcome("SyncTimeoutError", call.shortage(replicas), None)
         return unmet
 
+    def _has_to_wait_for(self) -> str:
+        """What keeps every version from being announced now."""
+        if self._restoring:
+            names = ", ".join(sorted(self._gone)) or "the trainer's processes"
+            return f"the coordinator was restarted and waits for {names}"
+        if self._round is not None and not self._round.is_over:
+            return self._round.lacking()
+        return ""
+
     def _announce(self, call: PublishCall, live: set[Replica], now: float) -> None:
         held = Held(self.name, call.first.version)
         call.held, call.waiting, self.newest = held, set(live), held
+        call.lost, self._gone = self._gone, set()
+        if self._decides_together:
+            call.round = self._round = self._fleet.begin(held, live, now, drop=self._drop)
         self._readers[held.version] = Readers(held, live, now, self._lease_s, self.process_count)
         self.broadcast(Announced(call.number, held.version))
-        self._let_go_inherited(self._inherited - {held.version})
-        self._inherited.clear()
+        # Newer ones are about to be published again, in the order of their calls.
+        newer = {version for version in self._inherited if version > held.version}
+        self._let_go_inherited(self._inherited - newer - {held.version})
+        self._inherited = newer
 
     # --- pins and transfers
+
+    def end_leases(self, replicas: Collection[Replica], now: float) -> None:
+        """Notes which replicas can't get a version any more that they lack."""
+        for readers in self._readers.values():
+            for replica in replicas:
+                lacks = not covers(replica.received, readers.held)
+                if lacks and readers.is_overdue(replica, now):
+                    replica.overdue = readers.held
 
     def serve(self, replicas: Collection[Replica], now: float) -> None:
         """Brings pins and transfers up to date."""
         for version, readers in list(self._readers.items()):
-            is_newest = readers.held == self.newest
+            is_newest = readers.held == self._wanted
             wanting = {
                 replica
                 for replica in replicas
@@ -201,7 +275,7 @@ class Incarnation(Program):
                 self.broadcast(pins)
             if readers.unread and not is_newest:
                 del self._readers[version]
-        newest = self.newest
+        newest = self._wanted
         for replica in replicas:
             if replica.transfer is not None and not self._grants(replica, replica.transfer.held):
                 replica.abandon()
@@ -209,11 +283,16 @@ class Incarnation(Program):
                 continue
             if self._grants(replica, newest):
                 self._readers[newest.version].begin(replica, now)
-                replica.begin(newest)
+                promise = None if self._round is None else self._round.promise
+                replica.begin(newest, promise, keep=self._decides_together)
         if self._inherited and now >= self._inherited_until:
             again = {call.first.version for call in self._open_calls()}
             self._let_go_inherited(self._inherited - again)
             self._inherited &= again
+        live = sorted(replica.name for replica in replicas if replica.is_live)
+        if live != self._live and not self._restoring:
+            self._live = live
+            self.broadcast(Live(live))
 
     def kept(self, process: int, message: PinsKept, now: float) -> None:
         """A process has answered whether it could pin a version again."""
@@ -225,6 +304,12 @@ class Incarnation(Program):
         readers = self._readers.get(message.held.version)
         if message.error == "VersionError" and readers is not None:
             readers.withdraw(replica)
+
+    @property
+    def _wanted(self) -> Held | None:
+        """The newest version, unless the fleet has aborted it."""
+        aborted = self._round is not None and self._round.why_aborted
+        return None if aborted else self.newest
 
     def _grants(self, replica: Replica, held: Held) -> bool:
         readers = self._readers.get(held.version)
@@ -252,7 +337,7 @@ class Incarnation(Program):
 
     def _may_commit(self, replica: Replica) -> bool:
         """Whether `replica` lacks the newest version and can still get to commit it."""
-        newest = self.newest
+        newest = self._wanted
         if newest is None or not replica.is_live or covers(replica.calls.taken, newest):
             return False
         if covers(replica.received, newest) or replica.is_receiving(newest):

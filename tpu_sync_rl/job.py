@@ -7,12 +7,15 @@ import secrets
 from collections.abc import Callable
 
 from tpu_sync_rl.errors import SyncError, VersionError
+from tpu_sync_rl.fleet import Fleet
 from tpu_sync_rl.incarnation import Incarnation
 from tpu_sync_rl.members import Member, Program
+from tpu_sync_rl.message_codec import ToCoordinator
 from tpu_sync_rl.messages import (
     Admit,
     CloseJob,
     FetchFailed,
+    FleetCommitStored,
     GiveUp,
     Held,
     JobClosed,
@@ -28,12 +31,10 @@ from tpu_sync_rl.messages import (
     Refuse,
     Refused,
     Take,
-    ToCoordinator,
     Took,
     TrainerJoined,
 )
 from tpu_sync_rl.replica import Replica
-
 
 # What is kept for a program grows with its processes.
 MAX_PROCESSES = 1 << 16
@@ -67,8 +68,10 @@ class Job:
         self._new_sink = new_sink
         self._epoch = 0
         self._trainer: Incarnation | None = None
+        self._fleet = Fleet(patience_s)
         self._closed = ""  # the incarnation that ended the job last
         self._goodbye = ""  # what its samplers are told
+        self._introduced = ""  # the incarnation that samplers know
         self._seen: set[str] = set()  # all incarnations, the present one too
         self._replicas: dict[str, Replica] = {}
         self._fenced: set[tuple[str, str]] = set()  # former lives of replicas
@@ -109,9 +112,12 @@ class Job:
         """Does whatever is due at `now`. To be called several times a second."""
         trainer, replicas = self._trainer, self._part()
         if trainer is not None:
-            before = trainer.digest, trainer.newest
+            trainer.end_leases(replicas, now)
+        self._fleet.on_time(replicas, now)
+        if trainer is not None:
+            before = trainer.newest
             trainer.announce(replicas, now)
-            self._tell(trainer, replicas, *before)
+            self._tell(trainer, replicas, before)
         incarnation, situation = None if trainer is None else trainer.name, self._situation()
         for replica in replicas:
             replica.decide(now, incarnation, situation)
@@ -123,14 +129,15 @@ class Job:
         if trainer.is_over(replicas, now):
             self._end(trainer, now)
 
-    def _tell(
-        self, trainer: Incarnation, replicas: list[Replica], digest: str, newest: Held | None
-    ) -> None:
-        """Tells samplers what is new of the trainer since it had `digest` and `newest`."""
+    def _tell(self, trainer: Incarnation, replicas: list[Replica], newest: Held | None) -> None:
+        """Tells samplers what is new of the trainer since `newest` was its newest version."""
+        is_news = trainer.is_known and self._introduced != trainer.name
+        if is_news:
+            self._introduced = trainer.name
         latest = trainer.newest if trainer.newest != newest else None
         for replica in replicas:
             for process, member in replica.members.items():
-                up = trainer.up(replica.sinks[process]) if trainer.digest != digest else None
+                up = trainer.up(replica.sinks[process]) if is_news else None
                 if up is not None:
                     member.send(up)
             if latest is not None:
@@ -175,9 +182,12 @@ class Job:
     def _replace_trainer(self, join: JoinTrainer, now: float) -> None:
         if self._trainer is not None:
             self._trainer.fence(self._fencing(), now)
+            self._fleet.abort("a newer incarnation of the trainer has taken over", self._part())
         self._epoch = max(self._epoch + 1, join.epoch)
         self._seen.add(join.incarnation)
-        self._trainer = Incarnation(join, self._epoch, self._patience_s, now)
+        self._trainer = Incarnation(join, self._epoch, self._fleet, self._patience_s, now)
+        if join.epoch:
+            self._fleet.expect(now)
         for replica in self._part():
             replica.ask_again()
 
@@ -202,6 +212,8 @@ class Job:
         self._admit(replica, member, join.process_count, now)
         process = member.process_index
         sink = join.sink or replica.sinks.get(process) or self._new_sink()
+        if join.sink:
+            self._fleet.expect(now)
         replica.join(member, join, sink)
         trainer = self._trainer
         if trainer is None and replica.ended is None and replica.holds_of(self._closed):
@@ -269,6 +281,8 @@ class Job:
                     member.send(decision)
             case Took():
                 replica.calls.took(process, message.call)
+            case FleetCommitStored():
+                replica.store(process, message.held)
             case _:
                 raise SyncError(f"a sampler does not send {type(message).__name__}")
 
@@ -281,6 +295,7 @@ class Job:
         )
         closed = Outcome("SyncError", "the job was closed first", None)
         trainer.end_calls(closed, self._part(), now)
+        self._fleet.end(self._part())
         for replica in self._part():
             replica.end(trainer.name, self._goodbye)
         trainer.broadcast(JobClosed())

@@ -11,7 +11,6 @@ Versions are ints within an *incarnation* (a random hex id). A *sink* is the id 
 gives to one sampler process for one connection of its session; it names chunk tables and pins.
 """
 
-import msgspec
 from msgspec import Struct
 
 from tpu_sync_rl.process_stats import ProcessStats
@@ -34,6 +33,13 @@ class Held(Struct, frozen=True):
 
     incarnation: str
     version: int
+
+
+class Promise(Struct, frozen=True):
+    """A version that a replica keeps until the fleet's decision, whatever time passes."""
+
+    held: Held
+    fleet: list[str]  # the replicas that decide on it: those that were live when it was announced
 
 
 class ReplicaStatus(Struct, frozen=True):
@@ -105,9 +111,16 @@ class JoinTrainer(Message, frozen=True):
     addresses: list[Address]
     ticket_secret: bytes  # the listener's; tickets to it are made of this, see `authentication`
     straggler_timeout_s: float
+    on_straggler: str  # "wait" or "drop"
+    commit: str  # "replica" or "fleet"
     pinned: list[int]  # versions held at this moment, announced ones
     call: int  # the first call without an outcome here
-    outcomes: list["PublishOutcome"] = []  # the last ones heard of, for a restarted coordinator
+    # What a restarted coordinator has to learn again.
+    outcomes: list["PublishOutcome"] = []  # the last ones heard of
+    replicas: list[str] = []  # those of the last `Live`
+    digest: str = ""
+    manifest: bytes | None = None
+    newest: int = -1  # announced, by a call that is over; in a fleet, committed too
 
 
 class Publish(Message, frozen=True):
@@ -177,6 +190,12 @@ class Pins(Message, frozen=True):
     ask: int
 
 
+class Live(Message, frozen=True):
+    """The replicas that are live now; sent whenever that changes, for the next join."""
+
+    replicas: list[str]
+
+
 class PublishOutcome(Message, frozen=True):
     """The end of call `call`."""
 
@@ -201,10 +220,12 @@ class JoinSampler(Message, frozen=True):
     life: str  # random id of this run of the replica's program, equal in its processes
     process_count: int
     sink: int  # 0 at first; then what `SamplerJoined` gave
-    prepared: Held | None
+    prepared: list[Held]  # oldest first
+    promise: Promise | None  # that came with the last `Fetch`
     committed: Held | None
     call: int  # number of the next call
     outcomes: list["SamplerOutcome"]  # decisions heard of that a restarted coordinator must keep
+    fleet_commit: Held | None = None  # the last one heard of
 
 
 class Admit(Message, frozen=True):
@@ -256,6 +277,12 @@ class Took(Message, frozen=True):
     call: int
 
 
+class FleetCommitStored(Message, frozen=True):
+    """The process has stored the `FleetCommit` of `held`: its next join speaks of it."""
+
+    held: Held
+
+
 class Leave(Message, frozen=True):
     """A clean goodbye, of either role."""
 
@@ -291,11 +318,14 @@ class Latest(Message, frozen=True):
 class Fetch(Message, frozen=True):
     """Receive `held`, in all processes of the replica.
 
-    What else was prepared and not taken is given up. Answered by `Prepared` or `FetchFailed`; a
-    process that holds `held` already answers at once, one that is receiving it goes on.
+    What else was prepared and not taken is given up, but `keep`. Answered by `Prepared` or
+    `FetchFailed`; a process that holds `held` already answers at once, one that is receiving it
+    goes on. With `promise`, no call may take it before its `FleetCommit`.
     """
 
     held: Held
+    promise: Promise | None = None
+    keep: Held | None = None
 
 
 class Abandon(Message, frozen=True):
@@ -303,6 +333,15 @@ class Abandon(Message, frozen=True):
 
     Not answered. A process that has prepared it keeps it until the next `Fetch`, which may well
     be for the same version.
+    """
+
+    held: Held
+
+
+class FleetCommit(Message, frozen=True):
+    """All live replicas have prepared `held`, and all are going to return it or a newer one.
+
+    For good. To be stored, and then answered by `FleetCommitStored`.
     """
 
     held: Held
@@ -330,68 +369,3 @@ class JobEnded(Message, frozen=True):
 
     call: int
     text: str
-
-
-ToCoordinator = (
-    Greeting
-    | Credentials
-    | JoinTrainer
-    | Publish
-    | GiveUp
-    | PinsKept
-    | CloseJob
-    | JoinSampler
-    | Admit
-    | Refuse
-    | RefusalTaken
-    | Prepared
-    | FetchFailed
-    | Take
-    | Took
-    | Leave
-)
-FromCoordinator = (
-    Challenge
-    | Proof
-    | Refused
-    | TrainerJoined
-    | Announced
-    | Pins
-    | PublishOutcome
-    | JobClosed
-    | SamplerJoined
-    | TrainerUp
-    | Latest
-    | Fetch
-    | Abandon
-    | SamplerOutcome
-    | ReplicaRefused
-    | JobEnded
-)
-
-SESSION_METHOD = "/tpu_sync_rl.Coordinator/Session"
-MAX_MESSAGE_NBYTES = 512 << 20
-
-_encoder = msgspec.msgpack.Encoder()
-_to_coordinator = msgspec.msgpack.Decoder(ToCoordinator)
-_from_coordinator = msgspec.msgpack.Decoder(FromCoordinator)
-
-
-def encode(message: Message) -> bytes:
-    """Bytes of a message."""
-    return _encoder.encode(message)
-
-
-def decode_to_coordinator(data: bytes) -> ToCoordinator:
-    """The message that a client sent. Raises msgspec.DecodeError for anything else."""
-    return _to_coordinator.decode(data)
-
-
-def decode_from_coordinator(data: bytes) -> FromCoordinator:
-    """The message that the coordinator sent. Raises msgspec.DecodeError for anything else."""
-    return _from_coordinator.decode(data)
-
-
-def identity(greeting: Greeting) -> tuple[str | int, ...]:
-    """What both proofs of a handshake cover besides the nonces."""
-    return ("control", greeting.role, greeting.job, greeting.name, greeting.process_index)

@@ -16,6 +16,8 @@ DEFAULT_TIMEOUT_S = 600.0
 MAX_CHUNK_NBYTES = 64 << 20
 
 Wait = Literal["received", "committed"]  # what a trainer's sync_weights may wait for
+OnStraggler = Literal["wait", "drop"]  # what becomes of a call whose replica is too slow
+Commit = Literal["replica", "fleet"]  # who returns a version together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +79,7 @@ class Options:
             raise TypeError(f"nics must be a sequence of names or addresses, not {nics!r}")
         if congestion is not None:
             check_congestion(congestion)
-        if same_host not in ("auto", "tcp"):
-            raise ValueError(f"same_host must be 'auto' or 'tcp', not {same_host!r}")
+        check_choice("same_host", same_host, "auto", "tcp")
         if tls is not None:
             tls_files.check(tls)
         return cls(
@@ -102,6 +103,12 @@ def checked_name(name: str, value: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= 200:
         raise ValueError(f"{name} must be a name of 1 to 200 characters, not {value!r}")
     return value
+
+
+def check_choice(name: str, value: str, *choices: str) -> None:
+    """Raises ValueError where the option `name` is none of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r}")
 
 
 def checked_int(

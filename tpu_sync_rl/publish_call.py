@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from tpu_sync_rl.fleet import Round
 from tpu_sync_rl.messages import Held, Outcome, Publish, PublishOutcome, ReplicaStatus
 from tpu_sync_rl.replica import Replica, covers
 
@@ -13,6 +14,8 @@ class PublishCall:
         publishes: what each process said.
         held: the version, once it is announced.
         waiting: replicas that it waits for; set when it is announced.
+        lost: names of replicas that it does not wait for any more.
+        round: of the version, where the fleet returns it together.
         outcome: the end; None until it is decided.
     """
 
@@ -21,11 +24,12 @@ class PublishCall:
         self.publishes: dict[int, Publish] = {}
         self.held: Held | None = None
         self.waiting: set[Replica] = set()
+        self.lost: set[str] = set()
+        self.round: Round | None = None
         self.outcome: PublishOutcome | None = None
         self._incarnation = incarnation
         self._began = now
         self._deadline = now + timeout_s
-        self._lost: set[str] = set()
 
     @classmethod
     def decided(cls, outcome: PublishOutcome, incarnation: str) -> "PublishCall":
@@ -134,19 +138,24 @@ class PublishCall:
 
     # --- once it is announced
 
-    def observe(self) -> bool:
+    def observe(self, *, drop: bool) -> bool:
         """Takes note of replicas that are lost, have left or are refused.
 
-        Whether every other one that it waits for has what it waits for.
+        Whether every other one that it waits for has what it waits for. With `drop`, those whose
+        lease of the version has ended count as lost.
         """
         assert self.held is not None
         for replica in list(self.waiting):
-            if replica.is_live:
+            late = drop and covers(replica.overdue, self.held)
+            if late and not covers(replica.received, self.held):
+                self.lost.add(replica.name)
+            elif replica.is_live:
                 continue
+            elif not (replica.refusals or replica.left or replica.ended):
+                self.lost.add(replica.name)
             self.waiting.discard(replica)
-            if not (replica.refusals or replica.left or replica.ended):
-                self._lost.add(replica.name)
-        return all(self._is_met(replica) for replica in self.waiting)
+        settled = self.round is None or self.round.is_settled
+        return settled and all(self._is_met(replica) for replica in self.waiting)
 
     def _is_met(self, replica: Replica) -> bool:
         assert self.held is not None
@@ -159,7 +168,7 @@ class PublishCall:
     def lacking(self) -> str:
         """Each replica that it still waits for, and what that one has."""
         verb = "taken" if self.first.wait == "committed" else "prepared"
-        texts = []
+        texts = [] if self.round is None or self.round.is_settled else [self.round.lacking()]
         for replica in sorted(self.waiting, key=lambda replica: replica.name):
             if not self._is_met(replica):
                 has, progress = self._has(replica), replica.describe()
@@ -190,7 +199,7 @@ class PublishCall:
             outcome,
             seconds,
             statuses,
-            sorted(self._lost),
+            sorted(self.lost),
             {replica.name: replica.refusal for replica in replicas if replica.refusals},
         )
         self.waiting.clear()

@@ -40,9 +40,7 @@ class Readers:
             able: those of them that would begin to receive it at once, were it granted.
             now: seconds.
         """
-        for replica in self.granted:
-            if now >= self._lease_ends[replica]:
-                self._dropped.add(replica)
+        self._dropped |= {replica for replica, end in self._lease_ends.items() if now >= end}
         self.granted &= wanting - self._dropped
         self._asked &= wanting
         self._begun &= self.granted
@@ -87,6 +85,11 @@ class Readers:
     def withdraw(self, replica: Replica) -> None:
         """A source did not have the version for `replica`: the trainer is to be asked again."""
         self.granted.discard(replica)
+
+    def is_overdue(self, replica: Replica, now: float) -> bool:
+        """Whether `replica` can't get the version any more: its lease is over, or it is let go."""
+        end = self._lease_ends.get(replica)
+        return (end is not None and now >= end) or not self.may_serve(replica)
 
     def may_serve(self, replica: Replica) -> bool:
         """Whether `replica` has a chance to receive the version (still)."""

@@ -21,6 +21,7 @@ from tpu_sync_rl.messages import (
     Held,
     Message,
     Prepared,
+    Promise,
     Refuse,
     TrainerUp,
 )
@@ -67,6 +68,7 @@ class Receiver:
 
     Attributes:
         sink: id that the coordinator gave to this process; 0 before that.
+        promise: to keep the version that it was last told to receive until the fleet decides.
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class Receiver:
         self.sink = 0
         self._commands: queue.SimpleQueue[TrainerUp | Fetch | _Freed | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._prepared: Received | None = None
+        self._prepared: dict[Held, Received] = {}  # oldest first
+        self.promise: Promise | None = None
         self._abandoned: Held | None = None
         self._newest_incarnation = ""
         self._closed = False
@@ -103,30 +106,33 @@ class Receiver:
         self._thread.start()
 
     @property
-    def prepared(self) -> Held | None:
-        """What `take` would hand over."""
+    def prepared(self) -> list[Held]:
+        """What `take` would hand over, oldest first."""
         with self._changed:
-            return None if self._prepared is None else self._prepared.held
+            return list(self._prepared)
 
     def take(self, held: Held) -> Received | None:
-        """Hands over `held`; None where it is not what is prepared here."""
+        """Hands over `held` and gives up older ones; None where it is not prepared here."""
         with self._changed:
-            received = self._prepared
-            if received is None or received.held != held:
+            if held not in self._prepared:
                 return None
-            self._prepared = None
-            return received
+            while (older := next(iter(self._prepared))) != held:
+                del self._prepared[older]
+            return self._prepared.pop(held)
 
     def on_message(self, message: TrainerUp | Fetch | Abandon) -> None:
         """Takes what the coordinator says; returns at once."""
         with self._changed:
-            if isinstance(message, Abandon):
-                self._abandoned = message.held
-                return
-            if isinstance(message, TrainerUp):
-                self._newest_incarnation = message.incarnation
-            elif message.held == self._abandoned:
-                self._abandoned = None  # it is wanted again
+            match message:
+                case Abandon():
+                    self._abandoned = message.held
+                    return
+                case TrainerUp():
+                    self._newest_incarnation = message.incarnation
+                case Fetch():
+                    if message.held == self._abandoned:
+                        self._abandoned = None  # it is wanted again
+                    self.promise = message.promise
         self._commands.put(message)
 
     def close(self) -> None:
@@ -136,7 +142,7 @@ class Receiver:
         """
         with self._changed:
             self._closed = True
-            self._prepared = None
+            self._prepared.clear()
         self._commands.put(None)
         self._thread.join(_GOODBYE_S)
 
@@ -146,7 +152,7 @@ class Receiver:
                 case TrainerUp():
                     self._meet(message)
                 case Fetch():
-                    self._receive(message.held)
+                    self._receive(message)
                 case _Freed():
                     self._prepare()
         if self._source is not None:
@@ -202,12 +208,12 @@ class Receiver:
 
     # --- a version
 
-    def _receive(self, held: Held) -> None:
-        began = time.monotonic()
+    def _receive(self, fetch: Fetch) -> None:
+        held, began = fetch.held, time.monotonic()
         with self._changed:
-            if self._prepared is not None and self._prepared.held != held:
-                self._prepared = None
-            received = self._prepared
+            kept = {h: r for h, r in self._prepared.items() if h in (held, fetch.keep)}
+            self._prepared = kept
+            received = kept.get(held)
         if received is not None:  # another process failed, and the replica tries again
             self._send(Prepared(held, received.stats))
             return
@@ -219,7 +225,7 @@ class Receiver:
             self._send(FetchFailed(held, type(error).__name__, str(error)))
             return
         with self._changed:
-            self._prepared = received
+            self._prepared[held] = received
         self._send(Prepared(held, received.stats))
 
     def _fetch(self, held: Held, began: float) -> Received:

@@ -8,11 +8,13 @@ from tpu_sync_rl.messages import (
     Abandon,
     Fetch,
     FetchFailed,
+    FleetCommit,
     Held,
     JobEnded,
     JoinSampler,
     Outcome,
     Prepared,
+    Promise,
     ReplicaRefused,
     ReplicaStatus,
     SamplerJoined,
@@ -39,6 +41,7 @@ class Transfer:
     """A version on its way into a replica, and the processes that have it."""
 
     held: Held
+    promise: Promise | None  # what the replica promises once it has prepared it
     stats: dict[int, ProcessStats] = field(default_factory=dict)
 
 
@@ -50,7 +53,10 @@ class Replica(Program):
         sinks: per process, the id that pins and chunk tables know it by.
         transfer: what it receives now.
         prepared: what its next call may take.
+        promised: what it has prepared besides, to be taken only if the fleet commits it.
         received: the newest version that it has ever prepared.
+        overdue: the newest version that it can't get any more, since its lease ended first.
+        known_commits: the fleet's, as processes say that knew them from another coordinator.
         ended: what it was told when the job ended; None as long as it takes part.
     """
 
@@ -60,7 +66,10 @@ class Replica(Program):
         self.sinks: dict[int, int] = {}
         self.transfer: Transfer | None = None
         self.prepared: Held | None = None
+        self.promised: Promise | None = None
         self.received: Held | None = None
+        self.overdue: Held | None = None
+        self.known_commits: set[Held] = set()
         self.ended: JobEnded | None = None
         self.calls = CallLog(first.process_count)
         self._last_failure = ""
@@ -69,7 +78,9 @@ class Replica(Program):
         self._patience_s = patience_s
         self._admitted: set[int] = set()
         self._refused_digest, self._refused_at = "", 0.0
-        self._stats: list[ProcessStats] = []  # of `received`
+        self._stats: dict[Held, list[ProcessStats]] = {}
+        self._fleet_commit: Held | None = None  # the last one told
+        self._stored: set[int] = set()  # processes that have stored it
         self._num_failures = 0
         self._retry_at = 0.0
         # Where another coordinator knew this life: what each process said of itself. Nothing is
@@ -84,6 +95,8 @@ class Replica(Program):
         self.connect(member)
         self.sinks[process] = sink
         member.send(SamplerJoined(sink))
+        if self._fleet_commit is not None:
+            member.send(FleetCommit(self._fleet_commit))
         news = self.calls.restore(process, message.call, message.outcomes)
         for other in self.members.values():
             for decision in self.calls.unheard(other.process_index):
@@ -95,21 +108,38 @@ class Replica(Program):
             member.send(self.ended)
         if self._restoring is not None:
             self._restoring[process] = message
+            outcomes = {outcome.outcome.held for outcome in message.outcomes}
+            commits = {message.fleet_commit, message.committed, *outcomes}
+            self.known_commits |= {held for held in commits if held is not None}
             if len(self._restoring) == self.process_count:
                 self._restore(list(self._restoring.values()))
                 self._restoring = None
 
     def _restore(self, joins: list[JoinSampler]) -> None:
         joins.sort(key=lambda join: join.call)
-        if len({join.prepared for join in joins}) == 1:
-            self.prepared = joins[0].prepared
-        self.received = self.prepared or joins[-1].committed
+        self.received = joins[-1].committed
+        promise = joins[0].promise
+        for held in joins[0].prepared:
+            if not all(held in join.prepared for join in joins):
+                continue
+            self.received = held
+            if self.calls.has_handed_out(held):
+                continue
+            if promise is not None and promise.held == held:
+                self.promised = promise
+            else:
+                self.prepared = held
         self.calls.taken = self.calls.taken or joins[0].committed
 
     @property
     def is_live(self) -> bool:
         """Whether it takes part: complete, not refused, and the job has not ended for it."""
         return self.complete and not self.refusals and self.ended is None
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether it is complete, and each process has said what it knew before a restart."""
+        return self.complete and self._restoring is None
 
     def holds_of(self, incarnation: str) -> bool:
         """Whether the newest version that it has, as all its processes say, is of `incarnation`."""
@@ -167,6 +197,7 @@ class Replica(Program):
         return (
             self.is_admitted
             and self.transfer is None
+            and self.promised is None
             and self._restoring is None
             and not self.calls.holding
             and now >= self._retry_at
@@ -176,11 +207,12 @@ class Replica(Program):
         """Whether `held` is on its way into it."""
         return self.transfer is not None and self.transfer.held == held
 
-    def begin(self, held: Held) -> None:
-        """Starts to receive `held`; from now on what was prepared can't be taken."""
-        self.prepared = None
-        self.transfer = Transfer(held)
-        self.broadcast(Fetch(held))
+    def begin(self, held: Held, promise: Promise | None = None, *, keep: bool = False) -> None:
+        """Starts to receive `held`; what was prepared can't be taken any more, unless `keep`."""
+        if not keep:
+            self.prepared = None
+        self.transfer = Transfer(held, promise)
+        self.broadcast(Fetch(held, promise, self.prepared))
 
     def abandon(self) -> None:
         """Gives up what is being received."""
@@ -195,8 +227,14 @@ class Replica(Program):
             return
         transfer.stats[process] = message.stats
         if len(transfer.stats) == self.process_count:
-            self.prepared = self.received = transfer.held
-            self._stats = [transfer.stats[p] for p in range(self.process_count)]
+            self.received = transfer.held
+            if transfer.promise is None:
+                self.prepared = transfer.held
+            else:
+                self.promised = transfer.promise
+            kept = {held: s for held, s in self._stats.items() if held == self.prepared}
+            stats = [transfer.stats[process] for process in range(self.process_count)]
+            self._stats = {**kept, transfer.held: stats}
             self._num_failures, self._last_failure = 0, ""
             self.transfer = None
 
@@ -211,6 +249,47 @@ class Replica(Program):
         if message.error in _TELLING and self.calls.asked is not None:
             self.conclude(Outcome(message.error, message.text, None))
         return True
+
+    # --- what the fleet decides
+
+    def has_promised(self, held: Held) -> bool:
+        """Whether it keeps `held` until the fleet has decided."""
+        return self.promised is not None and self.promised.held == held
+
+    def tell(self, held: Held) -> None:
+        """Tells every process that the fleet commits `held`; see `knows`."""
+        if self._fleet_commit != held:
+            self._fleet_commit = held
+            self._stored.clear()
+            self.broadcast(FleetCommit(held))
+
+    def store(self, process: int, held: Held) -> None:
+        """`process` has stored what `tell` told."""
+        if held == self._fleet_commit:
+            self._stored.add(process)
+
+    def knows(self, held: Held) -> bool:
+        """Whether each process has stored that the fleet commits `held`."""
+        return held == self._fleet_commit and len(self._stored) == self.process_count
+
+    def release(self, held: Held) -> None:
+        """Lets calls take `held`: every process of the fleet knows that it is committed."""
+        if self.has_promised(held):
+            self.prepared, self.promised = held, None
+        elif self.is_receiving(held) and self.transfer is not None:
+            self.transfer.promise = None
+        else:
+            return
+        self.tell(held)
+
+    def withdraw(self, held: Held) -> None:
+        """Gives up `held`, which the fleet has aborted; what it had before stays."""
+        if self.is_receiving(held):
+            self.abandon()
+        if self.has_promised(held):
+            self.promised = None
+        if self.received == held:
+            self.received = self.prepared or self.calls.taken
 
     # --- calls
 
@@ -254,7 +333,7 @@ class Replica(Program):
         """Decides the next call and tells every process."""
         stats: list[ProcessStats] = []
         if outcome.held is not None:
-            stats, self.prepared = self._stats, None
+            stats, self.prepared = self._stats.get(outcome.held, []), None
         self.broadcast(self.calls.decide(outcome, stats))
 
     def end(self, newest_incarnation: str | None, text: str) -> None:
@@ -274,7 +353,7 @@ class Replica(Program):
         received = self.received
         if received is None or received.incarnation != incarnation:
             return ReplicaStatus(None, [])
-        return ReplicaStatus(received.version, self._stats)
+        return ReplicaStatus(received.version, self._stats.get(received, []))
 
     def describe(self, situation: str = "") -> str:
         """How far it is, for the text of a timeout."""
@@ -286,6 +365,9 @@ class Replica(Program):
                 f"version {self.transfer.held.version} is being received "
                 f"({len(self.transfer.stats)} of {self.process_count} processes have it)"
             )
+        elif self.promised is not None:
+            version = self.promised.held.version
+            situation = f"version {version} is prepared and waits for the rest of the fleet"
         elif self.prepared is not None:
             situation = f"version {self.prepared.version} is prepared and not taken"
         return "; ".join(filter(None, (situation, self._last_failure)))

@@ -16,10 +16,12 @@ from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import JobEndedError, SyncError, SyncTimeoutError, VersionError
 from tpu_sync_rl.generations import GenerationPool, notice_dead_arrays
 from tpu_sync_rl.manifest import Rename
+from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import (
     Abandon,
     Fetch,
-    FromCoordinator,
+    FleetCommit,
+    FleetCommitStored,
     Held,
     JobEnded,
     JoinSampler,
@@ -95,6 +97,7 @@ class SamplerSession:
         self._next_call = 0
         self._current: Update | None = None
         self._latest: Held | None = None
+        self._fleet_commit: Held | None = None
         self._closed = False
         self._pool = GenerationPool(table, leaves, max_generations=max_generations)
         self._client = CoordinatorClient(
@@ -298,6 +301,8 @@ class SamplerSession:
             process_count=jax.process_count(),
             sink=self._receiver.sink,
             prepared=self._receiver.prepared,
+            promise=self._receiver.promise,
+            fleet_commit=self._fleet_commit,
             committed=None if current is None else Held(current.incarnation, current.version),
             call=self._next_call,
             outcomes=self._calls.decisions(),
@@ -314,6 +319,9 @@ class SamplerSession:
                     self._client.send(msgspec.structs.replace(take, timeout_s=left_s))
             case TrainerUp() | Fetch() | Abandon():
                 self._receiver.on_message(message)
+            case FleetCommit():
+                self._fleet_commit = message.held
+                self._client.send(FleetCommitStored(message.held))
             case Latest():
                 self._latest = message.held
             case SamplerOutcome():

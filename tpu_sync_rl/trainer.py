@@ -15,25 +15,27 @@ from tpu_sync_rl.calls import GRACE_S, Call, Calls
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.deadline import seconds_left
-from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError, VersionError
+from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError
 from tpu_sync_rl.listener import Listener
 from tpu_sync_rl.manifest import Manifest, changes
+from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import (
     Address,
     Announced,
     CloseJob,
-    FromCoordinator,
     GiveUp,
     JobClosed,
     JoinTrainer,
+    Live,
     Pins,
     Publish,
     PublishOutcome,
     TrainerJoined,
 )
-from tpu_sync_rl.options import Options, Wait, checked_int, checked_timeout
+from tpu_sync_rl.options import Commit, OnStraggler, Options, Wait, checked_timeout
 from tpu_sync_rl.pins import PinnedVersions, wait_until_computed
 from tpu_sync_rl.process_stats import combined
+from tpu_sync_rl.publications import Publications
 from tpu_sync_rl.rails import Connection
 from tpu_sync_rl.report import Report
 from tpu_sync_rl.sync_handle import SyncHandle
@@ -55,6 +57,8 @@ class TrainerSession:
         incarnation: str,
         min_replicas: int,
         straggler_timeout_s: float,
+        on_straggler: OnStraggler,
+        commit: Commit,
         coordinator: str,
         coordinator_process: CoordinatorProcess | None,
         deadline: float,
@@ -65,18 +69,18 @@ class TrainerSession:
         self._options = options
         self._min_replicas = min_replicas
         self._straggler_timeout_s = straggler_timeout_s
+        self._on_straggler: OnStraggler = on_straggler
+        self._commit: Commit = commit
         self._coordinator_process = coordinator_process
         self._one_at_a_time = threading.Lock()
         self._calls: Calls[PublishOutcome] = Calls()
         self._closing: Calls[JobClosed] = Calls()
-        self._published: dict[int, Publish] = {}  # calls that are not decided yet
-        self._announced: set[int] = set()  # of these, calls whose version samplers know
+        self._publications = Publications(commit)
         self._next_call = 0
-        self._newest_version = -1  # announced
+        self._live: list[str] = []  # replicas
         self._close_by: float | None = None  # when draining ends, once it has begun
         self._epoch = 0
         self._manifest: Manifest | None = None
-        self._manifest_known = False  # to the coordinator, since this process joined it
         self._resolver = AliasResolver()
         self._exporter: Exporter | None = None
         self._local_nbytes = 0  # of this process's shards
@@ -108,7 +112,7 @@ class TrainerSession:
             raise
 
     def __repr__(self) -> str:
-        version = self._newest_version if self._newest_version >= 0 else None
+        version = self._publications.newest if self._publications.newest >= 0 else None
         return (
             f"TrainerSession(job={self._options.job!r}, incarnation={self.incarnation!r}, "
             f"coordinator={self.coordinator!r}, version={version})"
@@ -161,7 +165,7 @@ class TrainerSession:
             ManifestError: the leaves differ from those of the first call, or too few replicas fit.
             VersionError: `version` does not grow, or a newer incarnation took over.
             SyncTimeoutError: who lacks what. The version stays announced, or was never announced
-                and may be published again: the text says which.
+                and may be published again, or the fleet has withdrawn it: the text says which.
             PeerLostError: another process of the trainer is gone.
         """
         if wait not in ("received", "committed", None):
@@ -219,19 +223,6 @@ class TrainerSession:
 
     # --- one call
 
-    def _checked_version(self, version: int | None) -> int:
-        # What was never announced may be published again.
-        undecided = [x.version for x in list(self._published.values()) if not x.error]
-        last = max(self._newest_version, *undecided, -1)
-        if version is None:
-            version = max(last, 0) + 1
-        version = checked_int("version", version)
-        if not 0 <= version < 1 << 63:
-            raise ValueError(f"version must be from 0 to 2**63 - 1, not {version}")
-        if version <= last:
-            raise VersionError(f"version {version} does not grow: {last} was published before")
-        return version
-
     def _publish(
         self, params: Any, wanted: int | None, wait: str | None, deadline: float
     ) -> tuple[Call[PublishOutcome], Publish]:
@@ -242,7 +233,7 @@ class TrainerSession:
         version = -1
         seconds: dict[str, float] = {}
         try:
-            version = self._checked_version(wanted)
+            version = self._publications.next_version(wanted)
             seconds = self._pin(params, version, deadline)
         except BaseException as error:
             failure = error
@@ -251,7 +242,7 @@ class TrainerSession:
             raise
         finally:
             # A process that could not pin says so: the others of the program must not wait for it.
-            publish = self._published[call.number] = Publish(
+            publish = Publish(
                 call=call.number,
                 version=version,
                 digest="" if self._manifest is None else self._manifest.digest,
@@ -263,12 +254,12 @@ class TrainerSession:
                 error="" if failure is None else type(failure).__name__,
                 text="" if failure is None else str(failure),
             )
-            self._send_publish(call.number)
+            self._publications.add(publish)
+            self._send_publish(publish)
         return call, publish
 
-    def _send_publish(self, call: int) -> None:
-        publish = self._published[call]
-        if self._manifest is not None and not self._manifest_known:
+    def _send_publish(self, publish: Publish) -> None:
+        if self._manifest is not None and self._publications.newest < 0:
             publish = msgspec.structs.replace(publish, manifest=self._manifest.encoded)
         self._client.send(publish)
 
@@ -338,6 +329,7 @@ class TrainerSession:
     # --- what comes in, on other threads
 
     def _join(self) -> JoinTrainer:
+        manifest = self._manifest if self._publications.newest >= 0 else None
         return JoinTrainer(
             incarnation=self.incarnation,
             epoch=self._epoch,
@@ -345,34 +337,35 @@ class TrainerSession:
             addresses=[Address(*address) for address in self._listener.addresses],
             ticket_secret=self._listener.ticket_secret,
             straggler_timeout_s=self._straggler_timeout_s,
+            on_straggler=self._on_straggler,
+            commit=self._commit,
             pinned=[] if self._pins is None else self._pins.versions,
             call=min(self._calls.numbers(), default=self._next_call),
             outcomes=self._calls.decisions(),
+            replicas=self._live,
+            digest="" if manifest is None else manifest.digest,
+            manifest=None if manifest is None else manifest.encoded,
+            newest=self._publications.newest_done,
         )
 
     def _on_message(self, message: FromCoordinator) -> None:
         match message:
             case TrainerJoined():
                 self._epoch = message.epoch
-                self._manifest_known = False
-                for call in self._calls.numbers():
-                    if call in self._published:
-                        self._send_publish(call)
+                for publish in self._publications.undecided():
+                    self._send_publish(publish)
                 if self._close_by is not None:
                     self._client.send(CloseJob(seconds_left(self._close_by)))
             case Announced():
-                self._manifest_known = True
-                self._newest_version = max(self._newest_version, message.version)
-                self._announced.add(message.call)
+                self._publications.announced(message)
+            case Live():
+                self._live = message.replicas
             case Pins() if self._pins is not None:
                 self._pins.on_pins(message)
             case PublishOutcome():
-                publish = self._published.pop(message.call, None)
-                withdrawn = message.outcome.error and message.call not in self._announced
-                if publish is not None and not publish.error and withdrawn:
-                    assert self._pins is not None
-                    self._pins.let_go(publish.version)
-                self._announced.discard(message.call)
+                withdrawn = self._publications.over(message)
+                if withdrawn is not None and self._pins is not None:
+                    self._pins.let_go(withdrawn)
                 self._calls.decide(message.call, message)
             case JobClosed():
                 self._closing.decide(0, message)
