@@ -79,10 +79,13 @@ def sampler(
     return taken
 
 
-def idle_trainer(*, address_file: str, ready_file: str, address: str | None, version: int) -> Any:
+def idle_trainer(
+    *, address_file: str, ready_file: str, address: str | None, version: int, **options: Any
+) -> Any:
     """Publishes one version, says so, and stays until it is killed."""
     grid = _mesh([2, 2])
-    with tsr.connect_trainer(coordinator=address, min_replicas=1, timeout=60) as session:
+    options = {"min_replicas": 1, "timeout": 60, **options}
+    with tsr.connect_trainer(coordinator=address, **options) as session:
         programs.write_file(Path(address_file), session.coordinator)
         params = oracle.params(SPECS, grid, version)
         tsr.sync_weights(params, to=session, version=version)

@@ -38,6 +38,7 @@ from tpu_sync_rl.messages import (
     PublishOutcome,
     Refused,
     SamplerJoined,
+    TrainerJoined,
     TrainerUp,
 )
 from tpu_sync_rl.options import split_address
@@ -154,6 +155,22 @@ def test_token_of_any_bytes_reaches_the_child():
     try:
         with SamplerSession(process.address, token=token) as session:
             assert session.num_joins == 1
+    finally:
+        process.stop()
+
+
+def test_another_takes_the_place_of_one_that_is_killed():
+    process = start_coordinator("127.0.0.1", 0, token=TOKEN, peer_timeout=10, insecure=False)
+    try:
+        with TrainerSession(process.address) as trainer, SamplerSession(process.address) as sampler:
+            for number in (2, 3):
+                os.kill(process._process.pid, signal.SIGKILL)
+                trainer.wait_for(TrainerJoined, number)
+                sampler.wait_for(SamplerJoined, number)
+            trainer.publish()
+            sampler.receive()
+            decided = trainer.wait_for(PublishOutcome)
+            assert decided.outcome.error == "" and decided.replicas["s"].version == 1
     finally:
         process.stop()
 

@@ -1,38 +1,104 @@
 """A coordinator in a child process that lives no longer than the process that started it."""
 
 import contextlib
+import logging
 import os
 import select
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError
-from tpu_sync_rl.options import check_exposure, join_address
+from tpu_sync_rl.options import check_exposure, join_address, split_address
 from tpu_sync_rl.tls import TLS
 from tpu_sync_rl.tls import check as check_tls
 
 _START_S = 30.0
 _STOP_S = 1.0
+_FIRST_PAUSE_S = 0.05  # before it is started again
+_MOST_PAUSE_S = 2.0
+
+_log = logging.getLogger(__name__)
 
 
 class CoordinatorProcess:
-    """A coordinator in a child process, bound to the life of this one. See `start_coordinator`."""
+    """A coordinator in a child process, bound to the life of this one. See `start_coordinator`.
 
-    def __init__(self, process: "subprocess.Popen[bytes]", address: str) -> None:
-        self._process = process
-        self.address = address
+    When the child dies before `stop`, a thread starts another at the same address: clients find it
+    there and tell it what it has to know.
+
+    Attributes:
+        address: where it listens, "host:port".
+    """
+
+    def __init__(self, command: Sequence[str], host: str, port: int, token: bytes) -> None:
+        """Starts the first child and waits until it listens; raises as `start_coordinator` does."""
+        self._command = list(command)
+        self._environment = _child_environment(token)
+        self._host = host
+        self._stopped = threading.Event()
+        self._starting = threading.Lock()  # held while there might be a child that nobody knows
+        self._process, ready_fd = self._spawn(port)
+        try:
+            self.address = join_address(host, _listening_port(ready_fd))
+        except BaseException:
+            self.stop()
+            raise
+        self._watch = threading.Thread(target=self._run, name="tsr-coordinator-watch", daemon=True)
+        self._watch.start()
 
     def stop(self) -> None:
         """Ends the process and waits for its end; its port is free then. Idempotent."""
+        with self._starting:
+            self._stopped.set()
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
             return
         self._process.kill()
         self._process.wait()
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            code = self._process.wait()
+            if self._stopped.wait(pause_s):
+                return
+            _log.warning("coordinator %s ended with %d; it is started again", self.address, code)
+            with self._starting:
+                if self._stopped.is_set():
+                    return
+                self._process, ready_fd = self._spawn(split_address(self.address)[1])
+            try:
+                _listening_port(ready_fd)
+                pause_s = _FIRST_PAUSE_S
+            except SyncError as error:
+                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+                _log.warning("coordinator %s: %s", self.address, error)
+                self._process.kill()
+
+    def _spawn(self, port: int) -> "tuple[subprocess.Popen[bytes], int]":
+        """A child, and the fd on which it says where it listens."""
+        read_fd, write_fd = os.pipe()
+        address = join_address(self._host, port)
+        try:
+            process = subprocess.Popen(
+                [*self._command, "--address", address, "--ready_fd", str(write_fd)],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[write_fd],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        return process, read_fd
 
 
 def start_coordinator(
@@ -47,7 +113,7 @@ def start_coordinator(
     """Starts a coordinator as a child process and waits until it listens.
 
     It imports no JAX and ends within a second of this process, however that ends. Ctrl-C in a
-    terminal does not reach it.
+    terminal does not reach it. If it dies, another takes its place.
 
     Args:
         host: name or address to listen on; without a token loopback only, unless `insecure`.
@@ -64,8 +130,7 @@ def start_coordinator(
     check_exposure(host, token=token, insecure=insecure)
     if tls is not None:
         check_tls(tls, serves=True)
-    command = [sys.executable, "-m", "tpu_sync_rl.coordinator"]
-    command += ["--address", join_address(host, port), "--parent", str(os.getpid())]
+    command = [sys.executable, "-m", "tpu_sync_rl.coordinator", "--parent", str(os.getpid())]
     command += ["--peer_timeout", str(peer_timeout)]
     if insecure:
         command.append("--insecure")
@@ -73,32 +138,7 @@ def start_coordinator(
         path = getattr(tls, name, None)
         if path is not None:
             command += [f"--tls_{name}", os.fspath(path)]
-    read_fd, write_fd = os.pipe()
-    try:
-        process = subprocess.Popen(
-            [*command, "--ready_fd", str(write_fd)],
-            env=_child_environment(token),
-            stdin=subprocess.DEVNULL,
-            pass_fds=[write_fd],
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(read_fd)
-        raise
-    finally:
-        os.close(write_fd)
-    coordinator = CoordinatorProcess(process, "")
-    try:
-        line = _read_line(read_fd, time.monotonic() + _START_S)
-        if not line.isdecimal():
-            raise SyncError(line or "the coordinator process ended before it listened")
-        coordinator.address = join_address(host, int(line))
-    except BaseException:
-        coordinator.stop()
-        raise
-    finally:
-        os.close(read_fd)
-    return coordinator
+    return CoordinatorProcess(command, host, port, token)
 
 
 def _child_environment(token: bytes) -> dict[str, str]:
@@ -115,12 +155,20 @@ def _child_environment(token: bytes) -> dict[str, str]:
     return environment
 
 
-def _read_line(fd: int, deadline: float) -> str:
-    """What the child writes until it closes its end; raises SyncError when that takes too long."""
-    received = b""
-    while select.select([fd], [], [], seconds_left(deadline))[0]:
-        piece = os.read(fd, 4096)
-        if not piece:
-            return received.decode().strip()
-        received += piece
-    raise SyncError(f"the coordinator process did not start within {_START_S:.0f} s")
+def _listening_port(ready_fd: int) -> int:
+    """The port that a child listens on. Raises SyncError where it does not, or not in time."""
+    deadline, received = time.monotonic() + _START_S, b""
+    try:
+        while select.select([ready_fd], [], [], seconds_left(deadline))[0]:
+            piece = os.read(ready_fd, 4096)
+            if not piece:
+                break
+            received += piece
+        else:
+            raise SyncError(f"the coordinator process did not start within {_START_S:.0f} s")
+    finally:
+        os.close(ready_fd)
+    line = received.decode().strip()
+    if not line.isdecimal():
+        raise SyncError(line or "the coordinator process ended before it listened")
+    return int(line)

@@ -1,0 +1,116 @@
+"""Sessions whose coordinator dies, and fleets that return a version together or not at all."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from jax.sharding import Mesh
+from programs import Program, wait_for_file
+
+import tpu_sync_rl as tsr
+from tpu_sync_rl.coordinator_process import start_coordinator
+
+pytestmark = pytest.mark.end_to_end
+
+SPECS = oracle.ODD_LEAVES
+TRAINER = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("fsdp", "tp"))
+SAMPLER = Mesh(np.array(jax.devices()[4:8]).reshape(1, 4), ("fsdp", "tp"))
+
+
+def connect(address: str, replica: str, **options) -> tsr.SamplerSession:
+    options = {"like": oracle.like(SPECS, SAMPLER), "timeout": 30, **options}
+    return tsr.connect_sampler(coordinator=address, replica=replica, **options)
+
+
+def publish(session: tsr.TrainerSession, version: int) -> tsr.Report:
+    params = oracle.params(SPECS, TRAINER, version)
+    return tsr.sync_weights(params, to=session, version=version)
+
+
+@pytest.fixture(params=["replica", "fleet"])
+def trainer(request: pytest.FixtureRequest) -> Iterator[tsr.TrainerSession]:
+    with tsr.connect_trainer(timeout=30, commit=request.param) as session:
+        yield session
+
+
+def kill_coordinator(trainer: tsr.TrainerSession) -> None:
+    process = trainer._coordinator_process
+    assert process is not None
+    os.kill(process._process.pid, signal.SIGKILL)
+
+
+def test_everything_goes_on_when_the_coordinator_dies(trainer: tsr.TrainerSession) -> None:
+    address = trainer.coordinator
+    with connect(address, "a") as a, connect(address, "b") as b:
+        for version in (1, 2, 3):
+            report = publish(trainer, version)
+            assert dict(report.replicas) == {"a": version, "b": version} and not report.lost
+            kill_coordinator(trainer)
+            for sampler in (a, b):
+                update = sampler.sync_weights()
+                assert update.version == version
+                oracle.assert_equal(update.params, SPECS, version, SAMPLER)
+
+
+def test_call_that_is_open_when_the_coordinator_dies_counts_the_replicas_from_before(
+    trainer: tsr.TrainerSession,
+) -> None:
+    address = trainer.coordinator
+    with (
+        connect(address, "a", max_generations=2) as a,
+        connect(address, "b") as b,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        held = []
+        for version in (1, 2):
+            publish(trainer, version)
+            held.append(a.sync_weights())
+            b.sync_weights()
+        report = pool.submit(publish, trainer, 3)  # a has no memory for it
+        kill_coordinator(trainer)
+        with pytest.raises(tsr.SyncTimeoutError):
+            a.sync_weights(timeout=2)
+        assert not report.done()
+        held.clear()
+        assert a.sync_weights().version == 3
+        assert dict(report.result(20).replicas) == {"a": 3, "b": 3}
+
+
+def test_late_joiner_of_a_coordinator_that_died_gets_the_newest_version(
+    trainer: tsr.TrainerSession,
+) -> None:
+    params = oracle.params(SPECS, TRAINER, 4)
+    tsr.sync_weights(params, to=trainer, version=4)
+    kill_coordinator(trainer)
+    with connect(trainer.coordinator, "late") as late:
+        oracle.assert_equal(late.sync_weights().params, SPECS, 4, SAMPLER)
+
+
+@pytest.mark.parametrize("commit", ["replica", "fleet"])
+def test_newer_incarnation_takes_over_from_one_that_hangs(tmp_path: Path, commit: str) -> None:
+    alone = start_coordinator("127.0.0.1", 0, token=b"", peer_timeout=10, insecure=False)
+    files = {"address_file": str(tmp_path / "address"), "ready_file": str(tmp_path / "ready")}
+    options = {"address": alone.address, "host_coordinator": False, "commit": commit}
+    try:
+        with (
+            Program("idle_trainer", devices=4, version=8, **options, **files) as first,
+            connect(alone.address, "s") as sampler,
+        ):
+            assert sampler.sync_weights(timeout=60).version == 8
+            wait_for_file(tmp_path / "ready")
+            first.processes[0].send_signal(signal.SIGSTOP)
+            with tsr.connect_trainer(
+                coordinator=alone.address, host_coordinator=False, commit=commit
+            ) as newer:
+                publish(newer, 3)
+                update = sampler.sync_weights(timeout=10)
+                assert (update.version, update.incarnation) == (3, newer.incarnation)
+                oracle.assert_equal(update.params, SPECS, 3, SAMPLER)
+    finally:
+        alone.stop()
