@@ -1,0 +1,94 @@
+"""Every order of events in small jobs: versions, calls and the fleet's decisions hold in all."""
+
+import os
+
+import pytest
+from job_model import Model, explore
+
+ONE = {"publish": 1, "enter": 1}
+PAIR = {"a": 1, "b": 1}
+
+SMALL = {
+    "coordinator dies": {"replicas": PAIR, "budget": ONE | {"crash": 1}, "commit": "fleet"},
+    "stream breaks": {"replicas": PAIR, "budget": ONE | {"lose": 1}, "commit": "fleet"},
+    "replica dies": {
+        "replicas": PAIR,
+        "budget": ONE | {"die": 1, "patience": 1},
+        "commit": "fleet",
+    },
+    "straggler": {"replicas": PAIR, "budget": ONE | {"lease": 1}, "commit": "fleet"},
+    "dropped straggler": {
+        "replicas": PAIR,
+        "budget": ONE | {"lease": 1},
+        "commit": "fleet",
+        "on_straggler": "drop",
+    },
+    "messages come twice": {
+        "replicas": PAIR,
+        "budget": ONE | {"repeat": 1, "echo": 1},
+        "commit": "fleet",
+    },
+    "newer incarnation": {
+        "replicas": {"a": 1},
+        "budget": {"publish": 1, "enter": 2, "succeed": 1},
+        "commit": "fleet",
+    },
+    "newer incarnation with a coordinator of its own": {
+        "replicas": {"a": 1},
+        "budget": {"publish": 1, "enter": 2, "replace": 1},
+        "commit": "fleet",
+    },
+    "two versions": {"replicas": PAIR, "budget": {"publish": 2, "enter": 2}, "commit": "fleet"},
+    "processes of a replica call at different times": {
+        "replicas": {"a": 2},
+        "budget": {"publish": 1, "enter": 2, "crash": 1},
+    },
+    "two trainer processes": {
+        "replicas": {"a": 1},
+        "num_trainers": 2,
+        "budget": ONE | {"crash": 1},
+    },
+}
+WIDE = {
+    "newer incarnation, two replicas": {
+        "replicas": PAIR,
+        "budget": ONE | {"succeed": 1},
+        "commit": "fleet",
+    },
+    "newer incarnation with a coordinator of its own, two replicas": {
+        "replicas": PAIR,
+        "budget": ONE | {"replace": 1},
+        "commit": "fleet",
+    },
+    "coordinator dies twice": {
+        "replicas": PAIR,
+        "budget": ONE | {"crash": 2, "die": 1},
+        "commit": "fleet",
+    },
+    "coordinator dies, two versions": {
+        "replicas": {"a": 2},
+        "budget": {"publish": 2, "enter": 2, "crash": 1},
+    },
+    "coordinator dies, replica of two": {
+        "replicas": {"a": 2, "b": 1},
+        "budget": ONE | {"crash": 1},
+        "commit": "fleet",
+    },
+    "late and lost": {
+        "replicas": PAIR,
+        "budget": ONE | {"lease": 1, "lose": 1},
+        "commit": "fleet",
+        "on_straggler": "drop",
+    },
+}
+
+
+@pytest.mark.parametrize("options", SMALL.values(), ids=SMALL.keys())
+def test_nothing_breaks_in_any_order(options):
+    assert explore(Model(**options), run_out_every=100) > 100
+
+
+@pytest.mark.skipif(os.environ.get("TSR_MODEL") != "wide", reason="minutes: set TSR_MODEL=wide")
+@pytest.mark.parametrize("options", WIDE.values(), ids=WIDE.keys())
+def test_nothing_breaks_in_any_order_of_more(options):
+    assert explore(Model(**options), run_out_every=200) > 1000
