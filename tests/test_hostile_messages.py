@@ -12,7 +12,7 @@ from job_world import World, admit, prepare, publish
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.job import MAX_PROCESSES
 from tpu_sync_rl.members import Member
-from tpu_sync_rl.messages import ToCoordinator, decode_to_coordinator, encode
+from tpu_sync_rl.message_codec import ToCoordinator, decode_to_coordinator, encode
 
 NUM_SEQUENCES = 600
 INTS = (-(2**63), -1, 0, 1, 2, 3, 5, 2**31, 2**62, 2**63 - 1)
@@ -46,7 +46,7 @@ def any_value(rng: random.Random, kind: Any) -> Any:
 def test_any_sequence_of_messages_is_taken_or_refused(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 100):
         rng = random.Random(seed)
-        world = World()
+        world = World(commit=rng.choice(("replica", "fleet")))
         trainer = world.trainer(num_processes=rng.choice((1, 2)))
         replica = world.replica(num_processes=rng.choice((1, 2)))
         publish(trainer, 0, 1)
