@@ -1,6 +1,7 @@
 """What the processes of `programs.Program` do."""
 
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import programs
 from jax.sharding import Mesh
 
 import tpu_sync_rl as tsr
+from tpu_sync_rl.coordinator_process import CoordinatorProcess
 
 AXES = ("fsdp", "tp")
 SPECS = oracle.ODD_LEAVES
@@ -26,6 +28,13 @@ def _pause(rng: random.Random, most_s: float) -> None:
         time.sleep(rng.random() * most_s)
 
 
+def _kill_now_and_then(coordinator: CoordinatorProcess, times: int) -> None:
+    rng = random.Random(0)
+    for _ in range(times):
+        time.sleep(0.2 + rng.random())
+        coordinator._process.kill()
+
+
 def trainer(
     *,
     address_file: str,
@@ -35,11 +44,19 @@ def trainer(
     wait: str | None = "received",
     most_pause_s: float = 0.0,
     die_after: int | None = None,
+    commit: Any = "replica",
+    coordinator_dies: int = 0,
 ) -> Any:
-    """Publishes `versions`; what came of each, as (version, replicas, lost)."""
+    """Publishes `versions`; what came of each, as (version, replicas, lost).
+
+    Meanwhile its coordinator dies `coordinator_dies` times.
+    """
     grid = _mesh(mesh)
     rng = random.Random(jax.process_index())
-    session = tsr.connect_trainer(min_replicas=min_replicas, timeout=60)
+    session = tsr.connect_trainer(min_replicas=min_replicas, timeout=60, commit=commit)
+    if session._coordinator_process is not None:
+        killing = (session._coordinator_process, coordinator_dies)
+        threading.Thread(target=_kill_now_and_then, args=killing, daemon=True).start()
     if jax.process_index() == 0:
         programs.write_file(Path(address_file), session.coordinator)
     reports: list[Any] = []

@@ -114,3 +114,34 @@ def test_newer_incarnation_takes_over_from_one_that_hangs(tmp_path: Path, commit
                 oracle.assert_equal(update.params, SPECS, 3, SAMPLER)
     finally:
         alone.stop()
+
+
+@pytest.mark.parametrize("on_straggler", ["wait", "drop"])
+def test_straggler_holds_up_the_fleet_or_is_left_behind(on_straggler: str) -> None:
+    with (
+        tsr.connect_trainer(
+            timeout=30, commit="fleet", straggler_timeout=1, on_straggler=on_straggler
+        ) as trainer,
+        connect(trainer.coordinator, "quick") as quick,
+        connect(trainer.coordinator, "slow", max_generations=2) as slow,
+    ):
+        held = []
+        for version in (1, 2):
+            publish(trainer, version)
+            held.append(slow.sync_weights())
+        if on_straggler == "wait":
+            with pytest.raises(tsr.SyncTimeoutError, match="version 3 is withdrawn: slow did not"):
+                publish(trainer, 3)
+            update = quick.sync_weights()
+            assert update.version == 2  # committed, and kept while version 3 was received
+            oracle.assert_equal(update.params, SPECS, 2, SAMPLER)
+            assert quick.sync_weights(wait=False) is None
+        else:
+            assert publish(trainer, 3).lost == ("slow",)
+            assert quick.sync_weights().version == 3
+        held.clear()
+        assert not publish(trainer, 4).lost
+        for sampler in (quick, slow):
+            update = sampler.sync_weights()
+            assert update.version == 4
+            oracle.assert_equal(update.params, SPECS, 4, SAMPLER)

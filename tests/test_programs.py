@@ -44,3 +44,23 @@ def test_calls_of_a_replica_end_alike_in_its_processes(tmp_path: Path) -> None:
         first, second = two.results()
         assert first == second
         assert first == sorted(set(first)) and first[-1] == versions[-1]
+
+
+@pytest.mark.parametrize("commit", ["replica", "fleet"])
+def test_programs_go_on_whenever_their_coordinator_dies(tmp_path: Path, commit: str) -> None:
+    address_file = str(tmp_path / "address")
+    versions = list(range(1, 21))
+    with (
+        Program("trainer", processes=2, devices=2, mesh=[2, 2], address_file=address_file,
+                versions=versions, min_replicas=2, wait="committed", most_pause_s=0.1,
+                commit=commit, coordinator_dies=5) as trainer,
+        Program("sampler", processes=1, devices=4, mesh=[1, 4], address_file=address_file,
+                replica="one", most_pause_s=0.1) as one,
+        Program("sampler", processes=2, devices=2, mesh=[4, 1], address_file=address_file,
+                replica="two", most_pause_s=0.1) as two,
+    ):  # fmt: skip
+        reports = trainer.results()
+        assert reports[0] == reports[1]
+        assert reports[0] == [[v, {"one": v, "two": v}, []] for v in versions]
+        assert one.results() == [versions]
+        assert two.results() == [versions, versions]

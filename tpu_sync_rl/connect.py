@@ -228,7 +228,8 @@ def connect_sampler(
         cast: convert floats to the dtype of `like` at the source, to nearest even.
         timeout: seconds that connecting may take, and default of the session's calls.
         max_generations: most copies of the params in host memory: the current one, one that is
-            being received, and more only while older arrays are held.
+            being received, and more only while older arrays are held, or while a version that the
+            fleet has committed waits to be taken.
         token: secret of the job; None takes TSR_TOKEN or TSR_TOKEN_FILE.
         nics: names or addresses of the NICs to receive on; None finds them.
         streams_per_rail: TCP connections per pair of NICs and source process.

@@ -31,7 +31,7 @@ class Report:
             transfer.
         rails: bytes received per rail; in a trainer's `local`, sent since the report before.
         replicas: per replica the version that it has prepared, None for none yet.
-        lost: replicas that were lost during the call.
+        lost: replicas that were lost during the call, or dropped since they were too slow.
         refused: replicas whose manifest does not fit, with every difference.
         staging: how shards became host memory: "direct" from PJRT buffers.
         agent: where the data path runs: "process", in the program itself.
