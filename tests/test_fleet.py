@@ -1,8 +1,9 @@
 """All live replicas return a version, or none: rounds, promises, deaths, restarts, stragglers."""
 
 import pytest
-from job_world import LEASE_S, PATIENCE_S, Sampler, World, admit, close, prepare, publish
+from job_world import LEASE_S, PATIENCE_S, Sampler, Trainer, World, admit, close, prepare, publish
 
+from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.messages import (
     Abandon,
     Announced,
@@ -385,3 +386,29 @@ def test_newest_version_is_there_for_late_joiners_after_a_restart(world):
     late.take(0)
     late.prepare(1)
     assert outcome(late).held == Held("A", 1)
+
+
+def test_older_version_is_not_handed_out_behind_a_newer_one_after_a_restart(world):
+    trainer, one, two = begun(world)
+    receive(one + two, 1)
+    publish([trainer], 1, 2)
+    receive(one + two, 2)
+    one[0].take(0)
+    decision = one[0].last(SamplerOutcome)
+    assert decision.outcome.held == Held("A", 2)
+    world.restart()
+    both, promise = [Held("A", 1), Held("A", 2)], Promise(Held("A", 2), ["one", "two"])
+    come_back(two[0], prepared=both, promise=promise, fleet_commit=Held("A", 2))
+    for process in one:
+        come_back(process, prepared=both, promise=promise, outcomes=[decision])
+    for process in one:
+        process.took(0)
+    one[0].take(1, wait=False)
+    assert outcome(one[0]).error == "Nothing"
+
+
+def test_processes_of_a_trainer_have_to_agree(world):
+    [first, second] = [Trainer(world, "A", process, 2) for process in range(2)]
+    first.join()
+    with pytest.raises(SyncError, match="process 0 has commit 'fleet', process 1 'replica'"):
+        second.join(commit="replica")

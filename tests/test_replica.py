@@ -632,3 +632,24 @@ def test_inherited_pins_of_calls_that_follow_are_kept(world):
     trainer.publish(5, 5, wait=None)
     assert pins(trainer) == [(4, [], 0), (5, [], 0)]
     assert [m.version for m in trainer.all(Announced)] == [4, 5]
+
+
+def test_version_that_is_being_taken_during_a_restart_is_not_fetched_again(world):
+    _, sampler = serving(world)
+    prepare(sampler, 1)
+    sampler[0].take(0)
+    decision = sampler[0].last(SamplerOutcome)
+    world.restart()
+    [trainer] = world.trainer()
+    trainer.open()
+    trainer.join(epoch=1, pinned=[1])
+    # Its call has taken it out of what is prepared, and has not returned yet.
+    sampler[0].open()
+    sampler[0].heard.clear()
+    sampler[0].join(sink=100, outcomes=[decision])
+    trainer.publish(0, 1)
+    sampler[0].admit()
+    sampler[0].took(0)
+    assert not sampler[0].all(Fetch)
+    sampler[0].take(1, wait=False)
+    assert outcome(sampler[0]).error == "Nothing"

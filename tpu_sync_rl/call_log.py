@@ -72,11 +72,13 @@ class CallLog:
     @property
     def holding(self) -> bool:
         """Whether a version was handed out that some process has not taken yet."""
-        return any(o.outcome.held is not None for o in self._decided.values())
+        return self.handed_out is not None
 
-    def has_handed_out(self, held: Held) -> bool:
-        """Whether `held` is the outcome of a call that some process has not taken yet."""
-        return any(o.outcome.held == held for o in self._decided.values())
+    @property
+    def handed_out(self) -> Held | None:
+        """The newest version that is the outcome of a call and not taken by all processes yet."""
+        decided = [o.outcome.held for _, o in sorted(self._decided.items())]
+        return next((held for held in reversed(decided) if held is not None), None)
 
     def expired(self, now: float) -> bool:
         """Whether process 0's deadline for the next call has passed."""

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from tpu_sync_rl import authentication
+from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.fleet import Fleet, Round
 from tpu_sync_rl.members import Member, Program
 from tpu_sync_rl.messages import (
@@ -68,6 +69,12 @@ class Incarnation(Program):
     def join(self, member: Member, message: JoinTrainer) -> None:
         """Takes a process in and tells it what it may have missed."""
         process = member.process_index
+        for other, join in self._joins.items():
+            for option in ("commit", "on_straggler"):
+                ours, theirs = getattr(message, option), getattr(join, option)
+                if ours != theirs:
+                    text = f"process {other} has {option} {theirs!r}, process {process} {ours!r}"
+                    raise SyncError(f"the trainer's processes disagree: {text}")
         self.connect(member)
         self._joins[process] = message
         member.send(TrainerJoined(self._epoch))

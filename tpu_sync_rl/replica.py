@@ -117,15 +117,15 @@ class Replica(Program):
 
     def _restore(self, joins: list[JoinSampler]) -> None:
         joins.sort(key=lambda join: join.call)
-        self.received = joins[-1].committed
-        promise = joins[0].promise
+        handed_out, promise = self.calls.handed_out, joins[0].promise
+        self.received = handed_out or joins[-1].committed
         for held in joins[0].prepared:
             if not all(held in join.prepared for join in joins):
                 continue
             self.received = held
-            if self.calls.has_handed_out(held):
-                continue
-            if promise is not None and promise.held == held:
+            if held == handed_out:
+                self.prepared = None  # an older one, which can't be taken any more
+            elif promise is not None and promise.held == held:
                 self.promised = promise
             else:
                 self.prepared = held
