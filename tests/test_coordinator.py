@@ -16,10 +16,10 @@ import grpc
 import pytest
 from streams import JOB, PATIENCE_S, TOKEN, SamplerSession, TrainerSession
 
-from tpu_sync_rl import authentication
+from tpu_sync_rl import authentication, coordinator_server
 from tpu_sync_rl import coordinator as coordinator_module
-from tpu_sync_rl.coordinator import MAX_HANDSHAKE_NBYTES, CoordinatorServer
 from tpu_sync_rl.coordinator_process import start_coordinator
+from tpu_sync_rl.coordinator_server import MAX_HANDSHAKE_NBYTES, CoordinatorServer
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.long_messages import PIECE_NBYTES
 from tpu_sync_rl.message_codec import (
@@ -263,6 +263,32 @@ def test_stranger_hears_nothing_but_a_refusal(coordinator, data, text):
         assert text in refused.text
 
 
+def test_coordinator_that_runs_alone_logs_who_comes_and_goes():
+    command = [sys.executable, "-m", "tpu_sync_rl.coordinator", "--address=127.0.0.1:0"]
+    alone = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TSR_TOKEN": TOKEN.decode()},
+    )
+    with alone:
+        address = alone.stdout.readline().split()[-1]
+        with SamplerSession(address):
+            pass
+        with TrainerSession(address) as trainer:
+            trainer.client._stream.cancel()
+            trainer.wait_until(lambda: trainer.num_joins == 2)
+        alone.send_signal(signal.SIGINT)
+        lines = [line.split(maxsplit=2)[2] for line in alone.stderr.read().splitlines()]
+    assert lines[:4] == [
+        "INFO policy, s[0]: joined",
+        "INFO policy, s[0]: left",
+        "INFO policy, trainer[0]: joined",
+        "WARNING policy, trainer[0]: lost",
+    ]
+
+
 def test_long_message_of_a_stranger_is_not_taken_in(coordinator):
     with Raw(coordinator) as raw:
         raw.send(bytes(PIECE_NBYTES + 1))
@@ -319,7 +345,7 @@ def test_garbage_after_the_handshake_ends_that_stream_only(coordinator, data):
 
 
 def test_one_handshake_too_many_ends_the_oldest(monkeypatch):
-    monkeypatch.setattr(coordinator_module, "MAX_HANDSHAKES", 2)
+    monkeypatch.setattr(coordinator_server, "MAX_HANDSHAKES", 2)
     with server_in_a_thread() as address, Raw(address) as oldest:
         oldest.send(encode(GREETING))
         assert isinstance(oldest.read(), Challenge)
@@ -331,7 +357,7 @@ def test_one_handshake_too_many_ends_the_oldest(monkeypatch):
 
 
 def test_half_open_handshakes_are_bounded_in_time(monkeypatch):
-    monkeypatch.setattr(coordinator_module, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(coordinator_server, "HANDSHAKE_S", 0.2)
     with server_in_a_thread() as address, Raw(address) as raw:
         raw.send(encode(GREETING))
         with pytest.raises(grpc.RpcError, match=r"no handshake within 0\.2 s"):
@@ -339,7 +365,7 @@ def test_half_open_handshakes_are_bounded_in_time(monkeypatch):
 
 
 def test_connection_without_a_stream_is_ended(monkeypatch):
-    monkeypatch.setattr(coordinator_module, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(coordinator_server, "HANDSHAKE_S", 0.2)
     with (
         server_in_a_thread() as address,
         SamplerSession(address) as session,

@@ -15,6 +15,7 @@ from tpu_sync_rl.messages import (
     Held,
     JobClosed,
     JobEnded,
+    JobStatus,
     Latest,
     Live,
     PinsKept,
@@ -775,3 +776,24 @@ def test_job_does_not_end_before_every_process_of_the_trainer_has_joined(world):
     assert not first.all(JobClosed)
     close([second])
     assert first.all(JobClosed) and second.all(JobClosed)
+
+
+# --- what a doctor is told
+
+
+def test_status_names_everybody_and_changes_nothing(world):
+    assert world.job.status() == JobStatus(100, None, None, {}, [])
+    trainer, [sampler] = world.trainer(num_processes=2), world.replica()
+    publish(trainer, 0, 1)
+    heard = len(sampler.heard)
+    status = world.job.status()
+    assert status.sink not in (100, sampler.last(SamplerJoined).sink)
+    assert status.trainer.tickets[0] == authentication.ticket(b"secret of 0", status.sink)
+    assert status.newest == Held("A", 1)
+    assert status.replicas == {"s": ""}
+    assert [(p.role, p.name, p.process_index) for p in status.processes] == [
+        ("trainer", "A", 0),
+        ("trainer", "A", 1),
+        ("sampler", "s", 0),
+    ]
+    assert len(sampler.heard) == heard

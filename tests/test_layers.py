@@ -23,8 +23,8 @@ FLOORS = (
         "authentication",
         "process_stats",
         "trace",
-        "long_messages",
     ),
+    ("session_log", "software"),
     # pure: leaves, boxes, plans
     ("tree",),
     ("manifest",),
@@ -44,6 +44,7 @@ FLOORS = (
     ("incarnation",),
     ("job",),
     ("coordinator_process",),
+    ("coordinator_server", "journal"),
     ("coordinator", "client"),
     # roles
     ("calls", "program", "dialler"),

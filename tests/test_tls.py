@@ -2,8 +2,11 @@
 
 import dataclasses
 import re
+import select
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
@@ -19,6 +22,7 @@ from tpu_sync_rl import tls as tls_module
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.errors import AuthError, SyncTimeoutError
 from tpu_sync_rl.messages import PublishOutcome
+from tpu_sync_rl.options import split_address
 
 pytestmark = certificates.needs_openssl
 
@@ -151,6 +155,44 @@ def test_sessions_take_certificates(authority, server):
     ):
         trainer.sync_weights(params)
         np.testing.assert_array_equal(sampler.sync_weights().params["w"], params["w"])
+
+
+class Tap:
+    """Passes one connection on to `address`, and keeps what crosses it, both ways together."""
+
+    def __init__(self, address):
+        self.heard = b""
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run, args=(split_address(address),))
+        self._thread.start()
+
+    def _run(self, address):
+        client, _ = self._server.accept()
+        with self._server, client, socket.create_connection(address) as server:
+            ends = {client: server, server: client}
+            while True:
+                for end in select.select(list(ends), [], [])[0]:
+                    data = end.recv(1 << 16)
+                    if not data:
+                        return
+                    self.heard += data
+                    ends[end].sendall(data)
+
+    def join(self):
+        self._thread.join()
+        return self.heard
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_token_never_crosses_the_wire_and_nothing_is_readable_with_tls(server, encrypted):
+    tls = without_ca(server) if encrypted else None
+    with coordinator(tls) as address:
+        tap = Tap(address)
+        start(tap.address, tls)
+        heard = tap.join()
+    assert TOKEN not in heard
+    assert (b"Greeting" in heard) == (not encrypted)
 
 
 # --- files

@@ -5,6 +5,7 @@ the coordinator runs without.
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ __all__ = [
     "release_memory",
     "sync_weights",
 ]
+
+
+# What the library logs is the application's to show.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -11,9 +11,10 @@ from typing import TypeVar
 import grpc
 import msgspec
 
-from tpu_sync_rl import authentication, errors, long_messages, tls
+from tpu_sync_rl import authentication, errors, long_messages, software, tls
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
+from tpu_sync_rl.journal import Journal
 from tpu_sync_rl.message_codec import (
     MAX_MESSAGE_NBYTES,
     SESSION_METHOD,
@@ -26,6 +27,7 @@ from tpu_sync_rl.messages import (
     Challenge,
     Credentials,
     Greeting,
+    JobStatus,
     JoinSampler,
     JoinTrainer,
     Leave,
@@ -57,19 +59,20 @@ class CoordinatorClient:
 
     A thread of its own dials, reads and calls back; a stream that breaks is dialled again until
     `close`. `send`, `finish` and `close` may be called from any thread, also within a callback;
-    no lock of the client is held while a callback runs.
+    no lock of the client is held while a callback runs. `journal` reads along.
 
     Args:
         address: "host:port" of the coordinator.
         options: those of the session; job, token and peer_timeout_s count here.
-        role: "trainer" or "sampler".
+        role: "trainer", "sampler" or "doctor".
         name: a trainer's incarnation, a sampler's replica.
         process_index: of this process in its program.
         join: makes the message that opens each stream, with what this process holds then. What is
             sent after it began to run follows it on the stream, so nothing falls in between; what
             it speaks for may be sent as well.
         on_message: gets every message from `TrainerJoined` or `SamplerJoined` on, in order. When
-            one of those two comes, a session sends again whatever its join does not carry.
+            one of those two comes, a session sends again whatever its join does not carry. A
+            doctor gets a `JobStatus`, and no more.
         on_refused: gets the coordinator's last word if it refuses this process after `start`; no
             other callback follows.
     """
@@ -82,7 +85,7 @@ class CoordinatorClient:
         role: str,
         name: str,
         process_index: int,
-        join: Callable[[], JoinTrainer | JoinSampler],
+        join: Callable[[], JoinTrainer | JoinSampler | Leave],
         on_message: Callable[[FromCoordinator], None],
         on_refused: Callable[[SyncError], None],
     ) -> None:
@@ -91,7 +94,9 @@ class CoordinatorClient:
         self._tls = options.tls
         self._files = None if options.tls is None else tls.read(options.tls)
         self._channel_options = _channel_options(options)
-        self._greeting = Greeting(role, options.job, name, process_index, b"")
+        versions = software.versions()
+        self._greeting = Greeting(role, options.job, name, process_index, b"", versions)
+        self.journal = Journal(options, role, name, process_index)
         self._join = join
         self._on_message = on_message
         self._on_refused = on_refused
@@ -140,6 +145,7 @@ class CoordinatorClient:
 
         The next join then speaks for it, or the session sends it again when it has joined.
         """
+        self.journal.sent(message)
         data = encode(message)
         with self._changed:
             if self._outbox is not None:
@@ -199,8 +205,11 @@ class CoordinatorClient:
                 return
             if refusal is not None:
                 if joined_once:
+                    self.journal.on_refused(refusal)
                     self._on_refused(refusal)
                 return
+            if joined:
+                self.journal.on_stream_lost(failure)
             redial_s = _FIRST_REDIAL_S if joined else min(2 * redial_s, _MOST_REDIAL_S)
             with self._changed:
                 if self._changed.wait_for(lambda: self._over, redial_s):
@@ -232,8 +241,9 @@ class CoordinatorClient:
                     message = decode_from_coordinator(data)
                     if isinstance(message, Refused):
                         raise errors.by_name(message.error)(message.text)
+                    self.journal.on_message(message)
                     self._on_message(message)
-                    if isinstance(message, TrainerJoined | SamplerJoined):
+                    if isinstance(message, TrainerJoined | SamplerJoined | JobStatus):
                         self._note_joined()
                 return self._is_joined()
             finally:
@@ -251,6 +261,7 @@ class CoordinatorClient:
         return grpc.secure_channel(self._address, credentials, self._channel_options)
 
     def _note_joined(self) -> None:
+        self.journal.on_joined(self._address)
         with self._changed:
             self._joined_once = True
             self._state = "connected"

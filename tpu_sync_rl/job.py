@@ -19,6 +19,7 @@ from tpu_sync_rl.messages import (
     GiveUp,
     Held,
     JobClosed,
+    JobStatus,
     JoinSampler,
     JoinTrainer,
     Latest,
@@ -128,6 +129,18 @@ class Job:
         trainer.conclude(replicas, now)
         if trainer.is_over(replicas, now):
             self._end(trainer, now)
+
+    def status(self) -> JobStatus:
+        """What there is to know of it, for somebody who takes no part."""
+        trainer, sink = self._trainer, self._new_sink()
+        programs = [*([] if trainer is None else [trainer]), *self._replicas.values()]
+        return JobStatus(
+            sink=sink,
+            trainer=None if trainer is None else trainer.up(sink),
+            newest=None if trainer is None else trainer.newest,
+            replicas={replica.name: replica.describe() for replica in self._replicas.values()},
+            processes=[m.status for program in programs for m in program.members.values()],
+        )
 
     def _tell(self, trainer: Incarnation, replicas: list[Replica], newest: Held | None) -> None:
         """Tells samplers what is new of the trainer since `newest` was its newest version."""

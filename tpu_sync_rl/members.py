@@ -1,22 +1,29 @@
 """Processes that are connected to the coordinator, and the programs that they make up."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tpu_sync_rl.messages import Message, Refused
+from tpu_sync_rl.messages import Message, ProcessStatus, Refused
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
     """One process, for the life of one proved stream.
 
-    `send` queues a message for it and returns at once; `Refused` is the last one.
+    `send` queues a message for it and returns at once; `Refused` is the last one. `software` has
+    versions by package.
     """
 
     role: str
     name: str
     process_index: int
     send: Callable[[Message], None]
+    software: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> ProcessStatus:
+        """What others are told about it."""
+        return ProcessStatus(self.role, self.name, self.process_index, self.software)
 
 
 class Program:

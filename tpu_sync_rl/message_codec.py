@@ -17,6 +17,7 @@ from tpu_sync_rl.messages import (
     Greeting,
     JobClosed,
     JobEnded,
+    JobStatus,
     JoinSampler,
     JoinTrainer,
     Latest,
@@ -67,6 +68,7 @@ FromCoordinator = (
     Challenge
     | Proof
     | Refused
+    | JobStatus
     | TrainerJoined
     | Announced
     | Pins

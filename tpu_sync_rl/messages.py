@@ -67,11 +67,12 @@ class Outcome(Struct, frozen=True):
 class Greeting(Message, frozen=True):
     """Who dials, in the clear, with the dialler's nonce."""
 
-    role: str  # "trainer" or "sampler"
+    role: str  # "trainer" or "sampler", or "doctor", which hears a `JobStatus` and takes no part
     job: str
     name: str  # a trainer's incarnation, a sampler's replica
     process_index: int
     nonce: bytes
+    software: dict[str, str] = {}  # versions by package
 
 
 class Challenge(Message, frozen=True):
@@ -97,6 +98,25 @@ class Refused(Message, frozen=True):
 
     error: str
     text: str
+
+
+class ProcessStatus(Struct, frozen=True):
+    """A process that is connected."""
+
+    role: str
+    name: str
+    process_index: int
+    software: dict[str, str]
+
+
+class JobStatus(Message, frozen=True):
+    """All that a doctor is told, before the stream ends."""
+
+    sink: int  # under which it may dial the trainer
+    trainer: "TrainerUp | None"
+    newest: Held | None
+    replicas: dict[str, str]  # how far each is
+    processes: list[ProcessStatus]
 
 
 # --- trainer to coordinator

@@ -1,0 +1,145 @@
+"""What the log says of what happened."""
+
+import logging
+
+import jax.numpy as jnp
+import pytest
+import streams
+
+import tpu_sync_rl as tsr
+from tpu_sync_rl.errors import VersionError
+from tpu_sync_rl.journal import Journal
+from tpu_sync_rl.messages import (
+    Abandon,
+    Announced,
+    FetchFailed,
+    Held,
+    JobClosed,
+    JobEnded,
+    Outcome,
+    Pins,
+    PublishOutcome,
+    Refuse,
+    SamplerOutcome,
+    TrainerUp,
+)
+
+HELD = Held("life", 7)
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.DEBUG, "tpu_sync_rl")
+
+    def take():
+        records = [(record.levelname, record.getMessage()) for record in caplog.records]
+        caplog.clear()
+        return records
+
+    return take
+
+
+def journal(role="sampler", process_index=0):
+    options = streams.options(b"very-secret", 10.0)
+    return Journal(options, role, "life" if role == "trainer" else "s", process_index)
+
+
+def published(lost=(), refused=None):
+    return PublishOutcome(0, Outcome("", "", HELD), {}, {}, list(lost), refused or {})
+
+
+def test_stream_to_the_coordinator_is_spoken_of(log):
+    sampler = journal()
+    sampler.on_joined("10.0.0.2:1")
+    sampler.on_stream_lost("unavailable: reset")
+    sampler.on_joined("10.0.0.2:1")
+    sampler.on_refused(VersionError("a newer session"))
+    assert log() == [
+        ("INFO", "policy, s[0]: joined, at the coordinator 10.0.0.2:1"),
+        ("WARNING", "policy, s[0]: lost the coordinator, and dials it again: unavailable: reset"),
+        ("INFO", "policy, s[0]: joined again, at the coordinator 10.0.0.2:1"),
+        ("WARNING", "policy, s[0]: ended by the coordinator: a newer session"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "level", "text"),
+    [
+        (Refuse("d", "w: shape"), "WARNING", "does not fit the trainer, and is refused:\nw: shape"),
+        (
+            FetchFailed(HELD, "PeerLostError", "gone"),
+            "WARNING",
+            "version 7: not received, but tried again: PeerLostError: gone",
+        ),
+    ],
+)
+def test_what_a_sampler_says_is_logged(log, message, level, text):
+    journal().sent(message)
+    [(seen_level, seen)] = log()
+    assert seen_level == level
+    assert seen.endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("message", "level", "text"),
+    [
+        (TrainerUp("life", "d", b"", [[]], [b""]), "INFO", "the trainer is incarnation life"),
+        (Abandon(HELD), "WARNING", "version 7: is not received any further"),
+        (
+            JobEnded(3, "the trainer has closed"),
+            "INFO",
+            "the job has ended: the trainer has closed",
+        ),
+        (SamplerOutcome(0, Outcome("", "", HELD), []), "DEBUG", "version 7: taken"),
+        (Announced(0, 7), "DEBUG", "version 7: announced"),
+        (Pins(7, [], 0), "DEBUG", "version 7: let go"),
+        (JobClosed(), "INFO", "the job is closed"),
+    ],
+)
+def test_what_the_coordinator_says_is_logged_once(log, message, level, text):
+    journal().on_message(message)
+    [(seen_level, seen)] = log()
+    assert seen_level == level
+    assert text in seen
+
+
+def test_failure_that_comes_again_and_again_is_a_warning_once(log):
+    sampler = journal()
+    for text in ("gone", "gone", "silent"):
+        sampler.sent(FetchFailed(HELD, "PeerLostError", text))
+        sampler.on_message(Abandon(HELD))  # that it failed is no news here
+    assert [level for level, _ in log()] == ["WARNING", "DEBUG", "WARNING"]
+
+
+def test_replicas_that_are_lost_or_refused_are_named_once_and_by_one_process(log):
+    first, second = journal("trainer"), journal("trainer", 1)
+    for _ in range(2):
+        for process in (first, second):
+            process.on_message(published(refused={"s-1": "w: shape"}))
+    first.on_message(published(lost=["s-0"]))
+    assert log() == [
+        (
+            "WARNING",
+            "policy, trainer[0], version 7: replica 's-1' does not fit, and is refused:\nw: shape",
+        ),
+        ("WARNING", "policy, trainer[0], version 7: replica 's-0' is lost"),
+    ]
+
+
+def test_sessions_log_their_life_and_never_the_token(log):
+    params = {"w": jnp.arange(4.0)}
+    options = {"token": "very-secret", "timeout": 60}
+    with (
+        tsr.connect_trainer(**options) as trainer,
+        tsr.connect_sampler(
+            **options, coordinator=trainer.coordinator, replica="s", like=params
+        ) as sampler,
+    ):
+        trainer.sync_weights(params)
+        sampler.sync_weights()
+    records = log()
+    text = "\n".join(message for _, message in records)
+    for said in ("trainer[0]: joined", "s[0]: joined", "version 1: prepared", "version 1: taken"):
+        assert said in text
+    assert not [message for level, message in records if level == "WARNING"]
+    assert "very-secret" not in text

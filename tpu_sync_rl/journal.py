@@ -1,0 +1,121 @@
+"""What happened to one process of a job, for its log."""
+
+from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.message_codec import FromCoordinator
+from tpu_sync_rl.messages import (
+    Abandon,
+    Announced,
+    FetchFailed,
+    JobClosed,
+    JobEnded,
+    Message,
+    Pins,
+    Prepared,
+    PublishOutcome,
+    Refuse,
+    SamplerOutcome,
+    TrainerUp,
+)
+from tpu_sync_rl.options import Options
+from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.report import shown_nbytes
+from tpu_sync_rl.session_log import SessionLog
+
+
+class Journal:
+    """Reads along what a process and the coordinator say to each other.
+
+    Nothing that happens to a job passes it by, so no other room has to log. `sent` may be called
+    from any thread, what begins with `on_` from the one that reads the stream.
+    """
+
+    def __init__(self, options: Options, role: str, name: str, process_index: int) -> None:
+        """Of process `process_index` of a trainer (`name` is its incarnation), or of a replica."""
+        replica = None if role == "trainer" else name
+        self._is_first = process_index == 0
+        self._log = SessionLog(options.job, replica, process_index)
+        self._trainer = ""  # the incarnation that is known
+        self._failure: FetchFailed | None = None  # the last one
+        self._refused: dict[str, str] = {}
+        self._has_joined = False
+
+    def on_joined(self, address: str) -> None:
+        """The coordinator has taken this process in, for the first time or again."""
+        again = " again" if self._has_joined else ""
+        self._has_joined = True
+        self._log.info(f"joined{again}, at the coordinator {address}")
+
+    def on_stream_lost(self, failure: str) -> None:
+        """The stream to the coordinator has broken."""
+        self._log.warning(f"lost the coordinator, and dials it again: {failure}")
+
+    def on_refused(self, error: SyncError) -> None:
+        """The coordinator has thrown this process out."""
+        self._log.warning(f"ended by the coordinator: {error}")
+
+    def sent(self, message: Message) -> None:
+        """This process tells the coordinator something."""
+        match message:
+            case Refuse():
+                self._log.warning(f"does not fit the trainer, and is refused:\n{message.text}")
+            case FetchFailed():
+                self._on_failed(message)
+            case Prepared():
+                self._on_prepared(message.held.version, message.stats)
+            case _:
+                pass
+
+    def on_message(self, message: FromCoordinator) -> None:
+        """The coordinator tells this process something."""
+        match message:
+            case TrainerUp() if message.incarnation != self._trainer:
+                self._trainer = message.incarnation
+                self._log.info(
+                    f"the trainer is incarnation {message.incarnation}, "
+                    f"of {len(message.sources)} processes"
+                )
+            case Announced():
+                self._log.debug("announced", message.version)
+            case Abandon() if self._failure is None or message.held != self._failure.held:
+                self._log.warning(
+                    "is not received any further: it took longer than the trainer's "
+                    "straggler_timeout, or another process of the replica failed",
+                    message.held.version,
+                )
+            case Pins(sinks=[]):
+                self._log.debug("let go: nobody is to read it any more", message.version)
+            case PublishOutcome():
+                self._on_published(message)
+            case SamplerOutcome():
+                if message.outcome.held is not None:
+                    self._log.debug("taken", message.outcome.held.version)
+            case JobEnded():
+                self._log.info(f"the job has ended: {message.text}")
+            case JobClosed():
+                self._log.info("the job is closed")
+            case _:
+                pass
+
+    def _on_failed(self, message: FetchFailed) -> None:
+        text = f"not received, but tried again: {message.error}: {message.text}"
+        if message == self._failure:
+            self._log.debug(text, message.held.version)
+        else:
+            self._log.warning(text, message.held.version)
+        self._failure = message
+
+    def _on_prepared(self, version: int, stats: ProcessStats) -> None:
+        total_s = stats.seconds.get("total", 0.0)
+        self._log.debug(f"prepared: {shown_nbytes(stats.wire_nbytes)} in {total_s:.3f} s", version)
+
+    def _on_published(self, message: PublishOutcome) -> None:
+        held = message.outcome.held
+        version = None if held is None else held.version
+        if not self._is_first:
+            return  # what follows is equal in all processes
+        for name in message.lost:
+            self._log.warning(f"replica {name!r} is lost", version)
+        for name, why in message.refused.items():
+            if self._refused.get(name) != why:
+                self._log.warning(f"replica {name!r} does not fit, and is refused:\n{why}", version)
+        self._refused = message.refused
