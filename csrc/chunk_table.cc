@@ -133,16 +133,20 @@ class RegionDecoder {
   ChunkTable* table_;
 };
 
-void CountChunksPerLeaf(const ShardDirectory& directory, ChunkTable* table) {
+void ListLeaves(const ShardDirectory& directory, ChunkTable* table) {
   table->chunks_per_leaf.assign(directory.num_leaves(), 0);
   std::vector<size_t> last_chunk(directory.num_leaves(), std::numeric_limits<size_t>::max());
   for (size_t c = 0; c < table->chunks.size(); ++c) {
-    const TableChunk& chunk = table->chunks[c];
+    TableChunk& chunk = table->chunks[c];
+    chunk.first_leaf = table->leaves.size();
     for (uint64_t r = chunk.first_region; r < chunk.first_region + chunk.num_regions; ++r) {
       const uint32_t leaf = directory.shard(table->regions[r].shard).leaf;
-      if (last_chunk[leaf] != c) table->chunks_per_leaf[leaf] += 1;
+      if (last_chunk[leaf] == c) continue;
       last_chunk[leaf] = c;
+      table->leaves.push_back(leaf);
+      table->chunks_per_leaf[leaf] += 1;
     }
+    chunk.num_leaves = static_cast<uint32_t>(table->leaves.size() - chunk.first_leaf);
   }
 }
 
@@ -277,7 +281,7 @@ Status DecodeChunkTable(std::span<const uint8_t> bytes, const ShardDirectory& di
     if (left != 0) return Invalid("chunk", c, "has more bytes than its regions");
   }
   if (decoder.ranges_left() != 0) return Invalid("chunk table: bytes are left over");
-  CountChunksPerLeaf(directory, &table);
+  ListLeaves(directory, &table);
   *out = std::move(table);
   return Status();
 }

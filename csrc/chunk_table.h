@@ -64,6 +64,8 @@ struct TableChunk {
   uint64_t first_region;
   uint32_t num_regions;
   uint32_t nbytes;  // on the wire
+  uint64_t first_leaf = 0;
+  uint32_t num_leaves = 0;
 
   friend bool operator==(const TableChunk&, const TableChunk&) = default;
 };
@@ -73,7 +75,12 @@ struct ChunkTable {
   std::vector<int64_t> boxes;
   std::vector<TableRegion> regions;
   std::vector<TableChunk> chunks;
+  std::vector<uint32_t> leaves;           // that a chunk touches, each once; chunk after chunk
   std::vector<uint32_t> chunks_per_leaf;  // shape=[num_leaves]: chunks that touch the leaf
+
+  std::span<const uint32_t> leaves_of(const TableChunk& chunk) const {
+    return std::span(leaves).subspan(chunk.first_leaf, chunk.num_leaves);
+  }
 
   friend bool operator==(const ChunkTable&, const ChunkTable&) = default;
 };

@@ -40,8 +40,9 @@ class Exporter {
   // close the connections that are in the middle of sending what is taken away.
   Status DropLeaves(uint64_t version, std::span<const uint32_t> leaves);
   void Withdraw(uint64_t version);
+  // Ascending leaves that the version holds and of which every one of `sinks` has verified all.
   std::vector<uint32_t> FinishedLeaves(uint64_t version, std::span<const uint64_t> sinks) const {
-    return tables_.FinishedLeaves(version, sinks);
+    return tables_.FinishedLeaves(version, sinks, versions_.HeldLeaves(version));
   }
 
   // Takes over an authenticated connection.
@@ -52,7 +53,7 @@ class Exporter {
   void Close();
 
  private:
-  explicit Exporter(const ShardDirectory* directory) : versions_(directory), tables_(directory) {}
+  explicit Exporter(const ShardDirectory* directory) : versions_(directory) {}
 
   // Closes the streams for which `condition` holds, and returns when that is done.
   template <typename Condition>

@@ -67,14 +67,24 @@ bool PublishedVersions::Holds(uint64_t version) const {
   return versions_.contains(version);
 }
 
-Status PublishedVersions::Find(uint64_t version, const ChunkTable& table, const TableChunk& chunk,
+std::vector<uint32_t> PublishedVersions::HeldLeaves(uint64_t version) const {
+  std::vector<uint32_t> leaves;
+  std::lock_guard lock(mutex_);
+  const auto it = versions_.find(version);
+  if (it == versions_.end()) return leaves;
+  leaves.reserve(directory_->num_leaves());
+  for (uint32_t leaf = 0; leaf < directory_->num_leaves(); ++leaf) {
+    if (it->second->held_[leaf]) leaves.push_back(leaf);
+  }
+  return leaves;
+}
+
+Status PublishedVersions::Find(uint64_t version, std::span<const uint32_t> leaves,
                                std::shared_ptr<const PublishedVersion>* out) const {
   std::lock_guard lock(mutex_);
   const auto it = versions_.find(version);
   if (it == versions_.end()) return NotPublished(version);
-  const auto regions = std::span(table.regions).subspan(chunk.first_region, chunk.num_regions);
-  for (const TableRegion& region : regions) {
-    const uint32_t leaf = directory_->shard(region.shard).leaf;
+  for (const uint32_t leaf : leaves) {
     if (!it->second->held_[leaf]) {
       return Status(Code::kGone, "leaf " + std::to_string(leaf) + " of version " +
                                      std::to_string(version) + " is not held any more");

@@ -56,8 +56,10 @@ class PublishedVersions {
   void Withdraw(uint64_t version);
 
   bool Holds(uint64_t version) const;
-  // The version, if it holds every leaf of the chunk; else kGone names what is missing.
-  Status Find(uint64_t version, const ChunkTable& table, const TableChunk& chunk,
+  // Ascending; none where it is not published.
+  std::vector<uint32_t> HeldLeaves(uint64_t version) const;
+  // The version, if it holds all of `leaves`; else kGone names what is missing.
+  Status Find(uint64_t version, std::span<const uint32_t> leaves,
               std::shared_ptr<const PublishedVersion>* out) const;
 
  private:

@@ -1,7 +1,5 @@
 #include "sink_tables.h"
 
-#include <algorithm>
-
 namespace tsr {
 
 void SinkTables::AddStream(uint64_t sink) {
@@ -41,15 +39,7 @@ void SinkTables::MarkDone(uint64_t sink, uint32_t id, uint64_t version, uint64_t
   }
   if (progress.done[chunk]) return;
   progress.done[chunk] = true;
-  const TableChunk& done = table.chunks[chunk];
-  std::vector<uint32_t> leaves;
-  for (const TableRegion& region :
-       std::span(table.regions).subspan(done.first_region, done.num_regions)) {
-    leaves.push_back(directory_->shard(region.shard).leaf);
-  }
-  std::ranges::sort(leaves);
-  leaves.erase(std::unique(leaves.begin(), leaves.end()), leaves.end());
-  for (const uint32_t leaf : leaves) --progress.num_left[leaf];
+  for (const uint32_t leaf : table.leaves_of(table.chunks[chunk])) --progress.num_left[leaf];
 }
 
 void SinkTables::ForgetVersion(uint64_t version) {
@@ -57,26 +47,17 @@ void SinkTables::ForgetVersion(uint64_t version) {
   for (auto& [id, sink] : sinks_) sink.versions.erase(version);
 }
 
-std::vector<uint32_t> SinkTables::FinishedLeaves(uint64_t version,
-                                                 std::span<const uint64_t> sinks) const {
-  std::vector<bool> finished(directory_->num_leaves(), true);
-  {
-    std::lock_guard lock(mutex_);
-    for (const uint64_t id : sinks) {
-      const auto sink = sinks_.find(id);
-      if (sink == sinks_.end() || !sink->second.table) return {};
-      const auto progress = sink->second.versions.find(version);
-      const std::vector<uint32_t>& num_left = progress == sink->second.versions.end()
-                                                  ? sink->second.table->chunks_per_leaf
-                                                  : progress->second.num_left;
-      for (size_t leaf = 0; leaf < finished.size(); ++leaf) {
-        if (num_left[leaf] > 0) finished[leaf] = false;
-      }
-    }
-  }
-  std::vector<uint32_t> leaves;
-  for (uint32_t leaf = 0; leaf < finished.size(); ++leaf) {
-    if (finished[leaf]) leaves.push_back(leaf);
+std::vector<uint32_t> SinkTables::FinishedLeaves(uint64_t version, std::span<const uint64_t> sinks,
+                                                 std::vector<uint32_t> leaves) const {
+  std::lock_guard lock(mutex_);
+  for (const uint64_t id : sinks) {
+    const auto sink = sinks_.find(id);
+    if (sink == sinks_.end() || !sink->second.table) return {};
+    const auto progress = sink->second.versions.find(version);
+    const std::vector<uint32_t>& num_left = progress == sink->second.versions.end()
+                                                ? sink->second.table->chunks_per_leaf
+                                                : progress->second.num_left;
+    std::erase_if(leaves, [&](uint32_t leaf) { return num_left[leaf] > 0; });
   }
   return leaves;
 }

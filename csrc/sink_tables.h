@@ -12,11 +12,9 @@
 
 namespace tsr {
 
-// A sink is named by the id that it proved in its handshake. Thread-safe; `directory` outlives it.
+// A sink is named by the id that it proved in its handshake. Thread-safe.
 class SinkTables {
  public:
-  explicit SinkTables(const ShardDirectory* directory) : directory_(directory) {}
-
   // Every stream of a sink begins and ends with these. With the last one goes what is known of the
   // sink; one that connects again shows its table again.
   void AddStream(uint64_t sink);
@@ -30,9 +28,10 @@ class SinkTables {
   // Counts a chunk that the sink has verified; more than once is as good as once.
   void MarkDone(uint64_t sink, uint32_t id, uint64_t version, uint64_t chunk);
   void ForgetVersion(uint64_t version);
-  // Ascending leaves of which every one of `sinks` has verified every chunk. A sink without a
+  // Those of `leaves` of which every one of `sinks` has verified every chunk. A sink without a
   // table has verified nothing.
-  std::vector<uint32_t> FinishedLeaves(uint64_t version, std::span<const uint64_t> sinks) const;
+  std::vector<uint32_t> FinishedLeaves(uint64_t version, std::span<const uint64_t> sinks,
+                                       std::vector<uint32_t> leaves) const;
 
  private:
   struct Progress {
@@ -46,7 +45,6 @@ class SinkTables {
     std::map<uint64_t, Progress> versions;
   };
 
-  const ShardDirectory* const directory_;
   mutable std::mutex mutex_;
   std::map<uint64_t, Sink> sinks_;  // guarded by mutex_
 };

@@ -169,7 +169,8 @@ void SourceStream::HandleFetch(const Frame& request) {
   }
   const TableChunk& chunk = table->chunks[request.chunk];
   std::shared_ptr<const PublishedVersion> published;
-  const Status status = worker_->versions->Find(request.version, *table, chunk, &published);
+  const Status status =
+      worker_->versions->Find(request.version, table->leaves_of(chunk), &published);
   if (!status.ok()) return Reply(FrameKind::kGone, request, status.message());
   Frame head = request;
   head.kind = FrameKind::kChunk;

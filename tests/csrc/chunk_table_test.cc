@@ -170,6 +170,11 @@ TEST(DecodeChunkTable, CountsALeafOncePerChunk) {
                   .ok());
   EXPECT_EQ(table.chunks.size(), 4u);
   EXPECT_EQ(table.chunks_per_leaf, (std::vector<uint32_t>{2, 2}));
+  std::vector<std::vector<uint32_t>> leaves;
+  for (const TableChunk& chunk : table.chunks) {
+    leaves.emplace_back(table.leaves_of(chunk).begin(), table.leaves_of(chunk).end());
+  }
+  EXPECT_EQ(leaves, (std::vector<std::vector<uint32_t>>{{0}, {0}, {1}, {1}}));
 }
 
 TEST(ShardDirectory, FindsShardsByName) {

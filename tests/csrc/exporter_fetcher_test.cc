@@ -182,6 +182,10 @@ TEST(ExporterFetcherTest, LeavesAreFinishedWhenEverySinkHasThem) {
   EXPECT_EQ(finished({7, 99}), std::vector<uint32_t>());
   ASSERT_OK(FetchAll(fetchers[1].get(), transfer, 1));
   while (finished({7, 8}) != all) std::this_thread::yield();
+  // What is dropped is not named again.
+  ASSERT_OK(exporter->DropLeaves(1, std::vector<uint32_t>{1}));
+  EXPECT_EQ(finished({7, 8}), (std::vector<uint32_t>{0, 2}));
+  ASSERT_OK(transfer.Publish(exporter.get(), 0, 1));
   // A sink without a stream is forgotten.
   fetchers[1]->Close();
   while (finished({7, 8}) == all) std::this_thread::yield();

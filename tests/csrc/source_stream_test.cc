@@ -75,7 +75,7 @@ TEST_F(SourceStreamTest, FloodOfRequestsIsMetTurnByTurn) {
   // The worker's other streams wait for the end of a turn, as does whoever withdraws a version.
   const ShardDirectory& directory = transfer_.sources[0]->directory;
   PublishedVersions versions(&directory);
-  SinkTables tables(&directory);
+  SinkTables tables;
   RailStats stats;
   SourceWorker worker{.directory = &directory,
                       .versions = &versions,
