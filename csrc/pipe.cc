@@ -6,7 +6,7 @@
 
 namespace tsr {
 
-IoResult SocketPipe::Send(iovec* iov, size_t num_iov) {
+IoResult SocketPipe::Send(iovec* iov, size_t num_iov, Summed) {
   Stopwatch stopwatch;
   const IoResult result = SendSome(fd_, iov, num_iov);
   stopwatch.Lap(&stats_->wire_ns);

@@ -12,7 +12,7 @@
 
 namespace tsr {
 
-// Bytes at the front of what is received that a checksum covers: it is extended by those that come.
+// Bytes at the front of what is moved that a checksum covers: it is extended by those that move.
 struct Summed {
   size_t nbytes = 0;
   uint32_t* crc = nullptr;
@@ -25,8 +25,12 @@ class Pipe {
  public:
   virtual ~Pipe() = default;
 
-  // Moves as many bytes as there is room for; `iov` holds at least one.
-  virtual IoResult Send(iovec* iov, size_t num_iov) = 0;
+  // Whether Send() sums what it moves, as its copy reads the bytes anyway; `summed` is void where
+  // it doesn't.
+  virtual bool sums_sent() const = 0;
+  // Moves as many bytes as there is room for; `iov` holds at least one. Where the entry behind the
+  // summed bytes is the checksum itself, it moves as they make it.
+  virtual IoResult Send(iovec* iov, size_t num_iov, Summed summed) = 0;
   // Moves as many bytes as have come. The checksum is of those that lie where `iov` says now,
   // whatever the other end does.
   virtual IoResult Receive(iovec* iov, size_t num_iov, Summed summed) = 0;
@@ -40,7 +44,8 @@ class SocketPipe final : public Pipe {
  public:
   SocketPipe(int fd, RailStats* stats) : fd_(fd), stats_(stats) {}
 
-  IoResult Send(iovec* iov, size_t num_iov) override;
+  bool sums_sent() const override { return false; }
+  IoResult Send(iovec* iov, size_t num_iov, Summed summed) override;
   IoResult Receive(iovec* iov, size_t num_iov, Summed summed) override;
   uint32_t EndTurn(bool receives, bool sends) override {
     return (receives ? EPOLLIN : 0u) | (sends ? EPOLLOUT : 0u);

@@ -23,6 +23,16 @@ Status Refused(const std::string& reason) {
   return Status(Code::kPeerLost, "the ring of the peer is refused: " + reason);
 }
 
+// Copies bytes of which the first, or all, are summed.
+void Move(uint8_t* to, const uint8_t* from, size_t nbytes, Summed* summed) {
+  const size_t own = std::min(nbytes, summed->nbytes);
+  if (own > 0) {
+    *summed->crc = CopyCrc32c(*summed->crc, to, from, own, summed->stores);
+    summed->nbytes -= own;
+  }
+  std::memcpy(to + own, from + own, nbytes - own);
+}
+
 }  // namespace
 
 // Files of tmpfs mounts start with F_SEAL_SEAL, so what has the other seals is a memfd, and its
@@ -63,7 +73,7 @@ SharedPipe::SharedPipe(int socket, SharedRing ring, End end, RailStats* stats)
   if (end == End::kSource) std::swap(out_, in_);
 }
 
-IoResult SharedPipe::Send(iovec* iov, size_t num_iov) {
+IoResult SharedPipe::Send(iovec* iov, size_t num_iov, Summed summed) {
   Stopwatch stopwatch;
   if (out_.room_nbytes() == 0) Listen();
   size_t moved = 0;
@@ -71,7 +81,7 @@ IoResult SharedPipe::Send(iovec* iov, size_t num_iov) {
     const auto* from = static_cast<const uint8_t*>(iov->iov_base);
     for (size_t left = iov->iov_len; left > 0 && out_.room_nbytes() > 0;) {
       const size_t part = std::min({left, out_.room_nbytes(), out_.piece_nbytes(out_.written)});
-      std::memcpy(out_.place(out_.written), from, part);
+      Move(out_.place(out_.written), from, part, &summed);
       out_.written += part;
       from += part;
       left -= part;
@@ -92,14 +102,8 @@ IoResult SharedPipe::Receive(iovec* iov, size_t num_iov, Summed summed) {
   for (; num_iov > 0 && in_.unread_nbytes() > 0; ++iov, --num_iov) {
     auto* to = static_cast<uint8_t*>(iov->iov_base);
     for (size_t left = iov->iov_len; left > 0 && in_.unread_nbytes() > 0;) {
-      size_t part = std::min({left, in_.unread_nbytes(), in_.piece_nbytes(in_.read)});
-      if (summed.nbytes > 0) {
-        part = std::min(part, summed.nbytes);
-        *summed.crc = CopyCrc32c(*summed.crc, to, in_.place(in_.read), part, summed.stores);
-        summed.nbytes -= part;
-      } else {
-        std::memcpy(to, in_.place(in_.read), part);
-      }
+      const size_t part = std::min({left, in_.unread_nbytes(), in_.piece_nbytes(in_.read)});
+      Move(to, in_.place(in_.read), part, &summed);
       in_.read += part;
       to += part;
       left -= part;

@@ -47,7 +47,8 @@ class SharedPipe final : public Pipe {
  public:
   SharedPipe(int socket, SharedRing ring, End end, RailStats* stats);
 
-  IoResult Send(iovec* iov, size_t num_iov) override;
+  bool sums_sent() const override { return true; }
+  IoResult Send(iovec* iov, size_t num_iov, Summed summed) override;
   IoResult Receive(iovec* iov, size_t num_iov, Summed summed) override;
   uint32_t EndTurn(bool receives, bool sends) override;
 

@@ -155,7 +155,7 @@ void SinkStream::Flush() {
     iovec iov[2] = {{out_.data(), out_.size()}, {table_.data(), table_.size()}};
     IovecCursor cursor(iov, 2);
     cursor.Advance(out_sent_nbytes_);
-    const IoResult result = pipe_->Send(cursor.iov(), cursor.num_iov());
+    const IoResult result = pipe_->Send(cursor.iov(), cursor.num_iov(), {});
     if (result.lost()) return Lose(result.reason());
     if (result.would_block()) return;
     out_sent_nbytes_ += result.nbytes();

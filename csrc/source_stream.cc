@@ -205,7 +205,7 @@ SourceStream::Step SourceStream::SendReply() {
       }
       FillBlock();
     }
-    const IoResult result = pipe_->Send(cursor_.iov(), cursor_.num_iov());
+    const IoResult result = SendBlock();
     if (result.lost()) {
       Lose();
       return Step::kBlocked;
@@ -228,6 +228,15 @@ SourceStream::Step SourceStream::SendReply() {
   return Step::kMoved;
 }
 
+IoResult SourceStream::SendBlock() {
+  if (!gather_ || !pipe_->sums_sent()) return pipe_->Send(cursor_.iov(), cursor_.num_iov(), {});
+  // The checksum begins behind the head, which goes alone.
+  const bool head_left = block_has_head_ && block_sent_nbytes_ < kFrameNbytes;
+  if (head_left) return pipe_->Send(cursor_.iov(), 1, {});
+  const size_t unsummed_nbytes = payload_end_ - std::min(payload_end_, block_sent_nbytes_);
+  return pipe_->Send(cursor_.iov(), cursor_.num_iov(), {unsummed_nbytes, &crc_});
+}
+
 void SourceStream::FillBlock() {
   Stopwatch stopwatch;
   if (block_ == nullptr) block_ = worker_->blocks.Take();
@@ -239,15 +248,15 @@ void SourceStream::FillBlock() {
   if (block_has_head_) block_->Append(head_.data(), kFrameNbytes);
   gather_->Fill(block_.get());
   stopwatch.Lap(&stats_->copy_ns);
-  if (!rebuild_) {
+  if (!rebuild_ && !pipe_->sums_sent()) {
     for (const iovec& iov : block_->iov().subspan(block_has_head_ ? 1 : 0)) {
       crc_ = Crc32c(crc_, iov.iov_base, iov.iov_len);
     }
     stopwatch.Lap(&stats_->checksum_ns);
   }
+  payload_end_ = static_cast<size_t>(block_->nbytes());
   if (gather_->done()) {
-    std::memcpy(trailer_.data(), &crc_, kTrailerNbytes);
-    block_->Append(trailer_.data(), kTrailerNbytes);
+    block_->Append(reinterpret_cast<const uint8_t*>(&crc_), kTrailerNbytes);
   }
   cursor_ = IovecCursor(block_->iov().data(), block_->iov().size());
   cursor_.Advance(block_sent_nbytes_);

@@ -64,6 +64,7 @@ class SourceStream final : public Pollable {
   bool replying() const { return !cursor_.done() || gather_ || rebuild_; }
   Step SendReply();
   void FillBlock();
+  IoResult SendBlock();
   void Park();
   void Lose();
 
@@ -81,7 +82,6 @@ class SourceStream final : public Pollable {
 
   std::array<uint8_t, kFrameNbytes + kMaxTextNbytes> head_;
   iovec head_iov_;
-  std::array<uint8_t, kTrailerNbytes> trailer_;
   IovecCursor cursor_;  // what is left of the reply's current block
   // Only while a chunk is being sent.
   std::optional<ChunkGather> gather_;
@@ -89,8 +89,9 @@ class SourceStream final : public Pollable {
   std::unique_ptr<GatherBlock> block_;
   bool block_has_head_ = false;
   size_t block_sent_nbytes_ = 0;
-  bool rebuild_ = false;  // the block was given back in the middle
-  uint32_t crc_ = 0;
+  size_t payload_end_ = 0;  // of the block
+  bool rebuild_ = false;    // the block was given back in the middle
+  uint32_t crc_ = 0;        // the trailer, once all of the chunk is in it
 };
 
 }  // namespace tsr

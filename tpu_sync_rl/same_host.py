@@ -17,9 +17,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SCHEME = "unix:"
 _FD = struct.Struct("i")
 _UCRED = struct.Struct("3i")  # pid, uid, gid
-# A ring for the sink's bytes, and one for the source's. CPU of both ends per GB with one of 0.5, 1,
-# 2 and 4 MiB: 114, 98, 86 and 83 ms; larger ones leave the cache (2-core Zen 5 VM, 2026-11-29).
-_RING_NBYTES = (64 << 10) + (2 << 20)
+# A ring for the sink's bytes, and one for the source's. CPU of both ends per GB with one of 1, 2
+# and 4 MiB: 93, 83 and 79 ms; larger ones leave the cache (2-core Zen 5 VM, 2026-11-29).
+_RING_NBYTES = (64 << 10) + (4 << 20)
 
 
 def bind() -> tuple[socket.socket, str]:

@@ -71,7 +71,7 @@ class SharedPipeTest : public ::testing::Test {
     std::string copy(bytes);
     iovec iov[2] = {{copy.data(), copy.size() / 3},
                     {copy.data() + copy.size() / 3, copy.size() - copy.size() / 3}};
-    return pipe->Send(iov, 2);
+    return pipe->Send(iov, 2, {});
   }
   static std::string Receive(Pipe* pipe, size_t most_nbytes, uint32_t* crc = nullptr) {
     std::string bytes(most_nbytes, '?');
@@ -145,6 +145,34 @@ TEST_F(SharedPipeTest, OnlyTheFrontIsSummed) {
   EXPECT_EQ(sink_->Receive(iov, 2, {4, &crc}).nbytes(), 6u);
   EXPECT_EQ(std::string_view(bytes, 6), "abcdef");
   EXPECT_EQ(crc, Crc32c(0, "abcd", 4));
+}
+
+TEST_F(SharedPipeTest, ChecksumIsSentBehindTheBytesThatMakeIt) {
+  std::string bytes(5 * kRingNbytes / 2, ' ');  // more than the ring takes at once
+  std::mt19937 random(7);
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  ASSERT_TRUE(source_->sums_sent());
+  uint32_t crc = 0;
+  iovec iov[2] = {{bytes.data(), bytes.size()}, {&crc, sizeof crc}};
+  IovecCursor cursor(iov, 2);
+  size_t unsummed_nbytes = bytes.size();
+  std::string received;
+  while (received.size() < bytes.size() + sizeof crc) {
+    if (!cursor.done()) {
+      const IoResult result =
+          source_->Send(cursor.iov(), cursor.num_iov(), {unsummed_nbytes, &crc});
+      ASSERT_FALSE(result.lost());
+      cursor.Advance(result.nbytes());
+      unsummed_nbytes -= std::min(unsummed_nbytes, result.nbytes());
+    }
+    source_->EndTurn(false, true);
+    received += Receive(sink_.get(), 50'000);
+    sink_->EndTurn(true, false);
+  }
+  EXPECT_EQ(received.substr(0, bytes.size()), bytes);
+  const uint32_t expected = Crc32c(0, bytes.data(), bytes.size());
+  EXPECT_EQ(crc, expected);
+  EXPECT_EQ(std::memcmp(received.data() + bytes.size(), &expected, sizeof expected), 0);
 }
 
 TEST_F(SharedPipeTest, FullRingTakesNoMoreUntilHalfOfItIsRead) {
