@@ -12,6 +12,10 @@ namespace tsr {
 namespace {
 
 constexpr int kReceivesPerTurn = 8;
+// The ends would wake each other for every few chunks where those are small: more than a window of
+// them are asked for until they come to this, and at once when a turn ends. CPU of both ends, of
+// chunks of 4 KiB: 15 µs a chunk without, 10 µs with it (2-core Zen 5 VM, 2026-11-29).
+constexpr uint64_t kSmallNbytes = 256 << 10;
 constexpr int kMaxCorrupt = 3;
 constexpr size_t kMaxSpareBlocks = 8;
 // An idle stream is heard from at least this often, whatever this side's own peer_timeout.
@@ -41,6 +45,7 @@ void SinkStream::Close() {
     if (request.kind == FrameKind::kTable) source_->table = SourceLink::Table::kAbsent;
   }
   requests_.clear();
+  requested_nbytes_ = 0;
   {
     std::lock_guard lock(source_->mutex);
     --source_->num_streams[rail_];
@@ -96,11 +101,13 @@ void SinkStream::OnReady(uint32_t) {
   for (int i = 0; i < kReceivesPerTurn && !closed(); ++i) {
     if (Receive() == Step::kBlocked) break;
   }
+  Flush();
   EndTurn();
 }
 
 void SinkStream::Wake() {
   Pump();
+  Flush();
   EndTurn();
 }
 
@@ -120,23 +127,36 @@ void SinkStream::Pump() {
       StartUpload();
     }
   }
-  Flush();
 }
 
 void SinkStream::AskForChunks() {
   if (worker_->fetch == nullptr) return;
   Fetch& fetch = *worker_->fetch;
   uint64_t chunk;
-  while (!fetch.over() && requests_.size() < worker_->window &&
+  const SourceChunks& source = fetch.plan().sources[source_->index];
+  while (!fetch.over() && has_room() &&
          fetch.queue(source_->index).Take(this, requests_.size(), &chunk)) {
-    Ask(Frame{FrameKind::kFetch, source_->table_id, fetch.version(), chunk});
+    Ask(Frame{FrameKind::kFetch, source_->table_id, fetch.version(), chunk},
+        fetch.plan().chunks[source.first_chunk + chunk].nbytes);
   }
 }
 
-void SinkStream::Ask(const Frame& request) {
+bool SinkStream::has_room() const {
+  return requests_.size() < worker_->window || requested_nbytes_ < kSmallNbytes;
+}
+
+void SinkStream::Ask(const Frame& request, uint64_t chunk_nbytes) {
   if (requests_.empty()) last_progress_ = Clock::now();
-  requests_.push_back(Request{request.kind, request.chunk});
+  requests_.push_back(Request{request.kind, request.chunk, chunk_nbytes});
+  requested_nbytes_ += chunk_nbytes;
   Append(request);
+}
+
+SinkStream::Request SinkStream::TakeRequest() {
+  const Request request = requests_.front();
+  requests_.pop_front();
+  requested_nbytes_ -= request.nbytes;
+  return request;
 }
 
 void SinkStream::Append(const Frame& frame) {
@@ -235,11 +255,11 @@ void SinkStream::HandleReply() {
   } else if (reply_.kind == FrameKind::kChunk && asked == FrameKind::kFetch) {
     StartChunk();
   } else if (reply_.kind == FrameKind::kTableOk && asked == FrameKind::kTable) {
-    requests_.pop_front();
+    TakeRequest();
     source_->table = SourceLink::Table::kHeld;
     worker_->wake_all();
   } else if (reply_.kind == FrameKind::kPong && asked == FrameKind::kPing) {
-    requests_.pop_front();
+    TakeRequest();
     Pump();
   } else {
     Lose("a reply of another kind than the request");
@@ -251,11 +271,11 @@ void SinkStream::HandleError() {
                            std::string(text_.data(), reply_.nbytes);
   const Request request = requests_.front();
   if (request.kind == FrameKind::kFetch && reply_.kind == FrameKind::kGone) {
-    requests_.pop_front();
+    TakeRequest();
     return worker_->fetch->Fail(Status(Code::kGone, text));
   }
   if (request.kind == FrameKind::kFetch && reply_.kind == FrameKind::kNoTable) {
-    requests_.pop_front();
+    TakeRequest();
     worker_->fetch->queue(source_->index).GiveBack(this, request.chunk);
     auto held = SourceLink::Table::kHeld;
     source_->table.compare_exchange_strong(held, SourceLink::Table::kAbsent);
@@ -287,11 +307,10 @@ void SinkStream::StartChunk() {
 
 void SinkStream::Verify() {
   Fetch& fetch = *worker_->fetch;
-  const uint64_t chunk = requests_.front().chunk;
+  const uint64_t chunk = TakeRequest().chunk;
   uint32_t expected;
   std::memcpy(&expected, tail_.data(), kTrailerNbytes);
   in_chunk_ = false;
-  requests_.pop_front();
   if (crc_ != expected) {
     const std::string reason = "chunk " + std::to_string(chunk) + " of source process " +
                                std::to_string(source_->process) + " does not match its checksum";
@@ -308,6 +327,7 @@ void SinkStream::Verify() {
   fetch.queue(source_->index).Finish(this);
   fetch.Verified(reply_.nbytes);
   Pump();
+  if (reply_.nbytes >= kSmallNbytes) Flush();
 }
 
 }  // namespace tsr

@@ -39,7 +39,7 @@ struct SourceLink {
 // What the streams of one worker share. Outlives them.
 struct SinkWorker {
   const Plan* plan;
-  size_t window;  // requests in flight on a stream
+  size_t window;  // requests in flight on a stream; more where they are small
   Clock::duration peer_timeout;
   // Has every stream of every worker look for something to do. Any thread.
   std::function<void()> wake_all;
@@ -69,16 +69,19 @@ class SinkStream final : public Pollable {
   struct Request {
     FrameKind kind;
     uint64_t chunk;
+    uint64_t nbytes;  // of the chunk
   };
   enum class Step { kMoved, kBlocked };
 
   void EndTurn();
 
-  // Requests. Pump() uploads the table if nobody has, asks for chunks while the window has room,
-  // and sends.
+  // Requests. Pump() uploads the table if nobody has, else asks for chunks while the window has
+  // room; Flush() sends, once for all that a turn has to say, or sooner.
   void Pump();
   void AskForChunks();
-  void Ask(const Frame& request);
+  bool has_room() const;
+  void Ask(const Frame& request, uint64_t chunk_nbytes = 0);
+  Request TakeRequest();
   void Append(const Frame& frame);
   void StartUpload();
   void Flush();
@@ -105,7 +108,8 @@ class SinkStream final : public Pollable {
   Clock::time_point last_sent_ = Clock::now();
 
   std::deque<Request> requests_;
-  std::vector<uint8_t> out_;  // frames to send, then the table
+  uint64_t requested_nbytes_ = 0;  // by them
+  std::vector<uint8_t> out_;       // frames to send, then the table
   std::string table_;
   size_t out_sent_nbytes_ = 0;  // of both
 

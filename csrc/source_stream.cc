@@ -12,7 +12,8 @@ namespace {
 
 // A table is taken in by steps, so that memory follows bytes that came, not a number in a frame.
 constexpr size_t kTableStepNbytes = 1 << 20;
-constexpr int kStepsPerTurn = 64;
+constexpr int kStepsPerTurn = 128;
+constexpr uint64_t kTurnNbytes = 256 << 10;
 // Stalled streams of a worker that may keep their blocks; others fill theirs again.
 constexpr size_t kMaxTakenBlocks = 16;
 
@@ -54,16 +55,16 @@ void SourceStream::OnReady(uint32_t events) {
   // Where there is something to read its end is met there, after what came before it.
   if (events & (EPOLLERR | EPOLLHUP) && !(events & EPOLLIN)) return Lose();
   // The other streams of this worker wait, and so does who withdraws a version: a turn ends after a
-  // chunk, and after some steps though the peer sends faster than they are taken.
-  Step step = Step::kMoved;
-  bool sent = false;
-  for (int i = 0; i < kStepsPerTurn && step == Step::kMoved && !sent && !closed(); ++i) {
+  // large chunk or several small ones, and after some steps though the peer sends faster than they
+  // are taken.
+  uint64_t sent_nbytes = 0;
+  for (int i = 0; i < kStepsPerTurn && sent_nbytes < kTurnNbytes && !closed(); ++i) {
     if (replying()) {
-      const bool chunk = gather_.has_value();
-      step = SendReply();
-      sent = chunk && !replying();
-    } else {
-      step = table_request_ ? ReceiveTable() : ReceiveRequest();
+      const uint64_t chunk_nbytes = gather_ ? gather_->chunk().nbytes : 0;
+      if (SendReply() == Step::kBlocked) break;
+      sent_nbytes += chunk_nbytes;
+    } else if ((table_request_ ? ReceiveTable() : ReceiveRequest()) == Step::kBlocked) {
+      break;
     }
   }
   if (closed()) return;

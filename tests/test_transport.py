@@ -16,12 +16,12 @@ from tpu_sync_rl import _native
 from tpu_sync_rl.errors import CorruptionError, PlanError, SyncError, VersionError
 from tpu_sync_rl.transport import Exporter, Fetcher
 
-SHAPE = (600, 500)
-CHUNK_NBYTES = 64 << 10
+SHAPE = (600, 2000)
+CHUNK_NBYTES = 400 << 10  # small chunks would be in flight beside one another
 WAIT_S = 20.0
 # Two rows of boxes at the source, two columns at the sink.
-SOURCE_BOXES = np.array([[[0, 300], [0, 500]], [[300, 600], [0, 500]]])
-SINK_BOXES = np.array([[[0, 600], [0, 250]], [[0, 600], [250, 500]]])
+SOURCE_BOXES = np.array([[[0, 300], [0, 2000]], [[300, 600], [0, 2000]]])
+SINK_BOXES = np.array([[[0, 600], [0, 1000]], [[0, 600], [1000, 2000]]])
 
 
 def layout(boxes: np.ndarray) -> _native.BoxLayout:
@@ -64,7 +64,7 @@ def publish(exporter: Exporter, version: int, array: np.ndarray) -> None:
 class Sink:
     def __init__(self, **options: float) -> None:
         self.fetcher = Fetcher(make_plan(), peer_timeout_s=WAIT_S, **options)
-        self.boxes = [np.zeros((600, 250), np.float32) for _ in range(2)]
+        self.boxes = [np.zeros((600, 1000), np.float32) for _ in range(2)]
         self.addresses = np.array([box.ctypes.data for box in self.boxes], np.uint64)
 
     def fetch(self, version: int) -> None:

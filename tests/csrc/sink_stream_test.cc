@@ -64,7 +64,7 @@ class SinkStreamTest : public ::testing::Test {
     }
   }
 
-  Transfer transfer_{{{.shape = {200'000}}}, 1, 40'000};
+  Transfer transfer_{{{.shape = {2'000'000}}}, 1, 400'000};  // no small chunks
   std::unique_ptr<Fetcher> fetcher_;
 };
 
@@ -171,6 +171,23 @@ TEST_F(SinkStreamTest, ChunkThatFailsAgainAndAgainIsCorrupt) {
   EXPECT_EQ(status.message(), "chunk 0 of source process 0 does not match its checksum");
   EXPECT_FALSE(done);
   fetcher_->End();
+}
+
+TEST_F(SinkStreamTest, SmallChunksAreAskedForBeyondTheWindow) {
+  const Transfer small({{.shape = {2000}}}, 1, 400);
+  const std::unique_ptr<Fetcher> fetcher =
+      MakeFetcher(small.plan, {.num_workers = 1, .window = 1, .peer_timeout_s = kTestTimeoutS});
+  auto [ours, theirs] = ConnectedPair();
+  ASSERT_OK(fetcher->AddStream(0, {std::move(ours)}, "rail"));
+  const RawPeer peer(std::move(theirs));
+  peer.TakeTable();
+  ASSERT_OK(fetcher->Begin(1, small.sink_addresses));
+  for (uint64_t chunk = 0; chunk < small.plan.chunks.size(); ++chunk) {
+    const Frame fetch = peer.ReadFrame();
+    EXPECT_EQ(fetch.kind, FrameKind::kFetch);
+    EXPECT_EQ(fetch.chunk, chunk);
+  }
+  fetcher->End();
 }
 
 TEST_F(SinkStreamTest, NoByteLandsAfterTheEnd) {
