@@ -16,8 +16,6 @@ class Deadline {
                                        std::chrono::duration<double>(seconds)));
   }
 
-  bool passed() const { return Clock::now() >= at_; }
-
   // What is left, in milliseconds rounded up and at least 0: the timeout that poll(2) takes.
   int remaining_ms() const {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(at_ - Clock::now()).count();

@@ -14,6 +14,9 @@
 
 namespace tsr {
 
+// How often a loop looks, within the time that a peer may be silent, for those that are.
+inline constexpr int kTicksPerTimeout = 8;
+
 // A connection as its loop sees it. Used on the loop's thread alone. An object that has closed its
 // descriptor stays alive until the loop has dealt with every event it fetched together.
 class Pollable {

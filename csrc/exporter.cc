@@ -3,11 +3,6 @@
 #include <sys/epoll.h>
 
 namespace tsr {
-namespace {
-
-constexpr int kTicksPerTimeout = 8;
-
-}  // namespace
 
 Status Exporter::Make(const ShardDirectory* directory, const ExporterOptions& options,
                       std::unique_ptr<Exporter>* out) {

@@ -7,7 +7,6 @@
 namespace tsr {
 namespace {
 
-constexpr int kTicksPerTimeout = 8;
 constexpr Clock::duration kMaxTick = std::chrono::milliseconds(250);
 
 }  // namespace
@@ -102,9 +101,11 @@ Status Fetcher::Begin(uint64_t version, std::span<const uint64_t> sink_addresses
     fetch_ = fetch;
   }
   for (const auto& worker : workers_) {
-    worker->loop->PostAndWait([&] { worker->fetch = fetch; });
+    worker->loop->Post([worker = worker.get(), fetch] {
+      worker->fetch = fetch;
+      worker->loop->ForEach<SinkStream>([](SinkStream& stream) { stream.Wake(); });
+    });
   }
-  WakeAll();
   return Status();
 }
 

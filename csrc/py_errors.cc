@@ -12,8 +12,6 @@ const char* ErrorName(Code code) {
       return "PlanError";
     case Code::kCorruption:
       return "CorruptionError";
-    case Code::kAuth:
-      return "AuthError";
     case Code::kPeerLost:
       return "PeerLostError";
     case Code::kGone:

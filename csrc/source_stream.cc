@@ -3,7 +3,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "crc32c.h"
 
@@ -75,7 +75,7 @@ void SourceStream::OnReady(uint32_t events) {
 
 bool SourceStream::has_input() const {
   if (!table_request_) return has_request();
-  return in_end_ > in_begin_ || table_.size() == table_request_->nbytes;
+  return in_end_ > in_begin_ || table_nbytes_ == table_request_->nbytes;
 }
 
 SourceStream::Step SourceStream::ReceiveRequest() {
@@ -102,22 +102,24 @@ SourceStream::Step SourceStream::ReceiveRequest() {
 }
 
 SourceStream::Step SourceStream::ReceiveTable() {
-  const size_t have = table_.size();
-  const size_t want = std::min<size_t>(table_request_->nbytes - have, kTableStepNbytes);
+  const size_t want = table_request_->nbytes - table_nbytes_;
   if (want == 0) {
     HandleTable();
     return Step::kMoved;
   }
-  const size_t buffered = std::min(want, in_end_ - in_begin_);
+  if (table_nbytes_ == table_.size()) {
+    table_.resize(table_nbytes_ + std::min(want, kTableStepNbytes));
+  }
+  iovec iov{table_.data() + table_nbytes_, table_.size() - table_nbytes_};
+  const size_t buffered = std::min(iov.iov_len, in_end_ - in_begin_);
   if (buffered > 0) {
-    table_.insert(table_.end(), in_.begin() + in_begin_, in_.begin() + in_begin_ + buffered);
+    std::copy_n(in_.begin() + in_begin_, buffered, table_.begin() + table_nbytes_);
     in_begin_ += buffered;
+    table_nbytes_ += buffered;
     return Step::kMoved;
   }
-  table_.resize(have + want);
-  iovec iov{table_.data() + have, want};
   const IoResult result = pipe_->Receive(&iov, 1, {});
-  table_.resize(have + result.nbytes());
+  table_nbytes_ += result.nbytes();
   return Received(result) ? Step::kMoved : Step::kBlocked;
 }
 
@@ -148,9 +150,9 @@ void SourceStream::Handle(const Frame& request) {
 
 void SourceStream::HandleTable() {
   const Frame request = *table_request_;
-  const std::vector<uint8_t> bytes = std::move(table_);
+  const std::vector<uint8_t> bytes = std::exchange(table_, {});
   table_request_.reset();
-  table_.clear();
+  table_nbytes_ = 0;
   if (Crc32c(0, bytes.data(), bytes.size()) != request.table) {
     return Reply(FrameKind::kInvalid, request, "the table doesn't match its checksum");
   }

@@ -79,6 +79,7 @@ class SourceStream final : public Pollable {
   size_t in_end_ = 0;
   std::optional<Frame> table_request_;  // while its table arrives
   std::vector<uint8_t> table_;
+  size_t table_nbytes_ = 0;  // received
 
   std::array<uint8_t, kFrameNbytes + kMaxTextNbytes> head_;
   iovec head_iov_;

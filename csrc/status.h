@@ -12,7 +12,6 @@ enum class Code : uint8_t {
   kInvalid,     // the caller's mistake
   kPlan,        // boxes that don't cover, or a layout that is not supported
   kCorruption,  // bytes that don't match their checksum
-  kAuth,        // a peer that is not who it has to be
   kPeerLost,    // a connection that broke or fell silent
   kGone,        // a version that the source no longer holds
   kTimeout,     // a deadline that passed

@@ -48,12 +48,12 @@ void EncodeFrame(const Frame& frame, FrameBytes out) {
 Status DecodeFrame(std::span<const uint8_t, kFrameNbytes> bytes, Frame* out) {
   Layout layout;
   std::memcpy(&layout, bytes.data(), sizeof layout);
-  const std::string kind = std::to_string(static_cast<int>(layout.kind));
+  const auto kind = [&] { return std::to_string(static_cast<int>(layout.kind)); };
   if (std::memcmp(layout.magic, kMagic, sizeof kMagic) != 0 || !IsKnown(layout.kind)) {
-    return Status(Code::kInvalid, "bytes that are no frame, of kind " + kind);
+    return Status(Code::kInvalid, "bytes that are no frame, of kind " + kind());
   }
   if (!NbytesFits(layout)) {
-    return Status(Code::kInvalid, "frame of kind " + kind + " that announces " +
+    return Status(Code::kInvalid, "frame of kind " + kind() + " that announces " +
                                       std::to_string(layout.nbytes) + " bytes");
   }
   *out = Frame{layout.kind, layout.table, layout.version, layout.chunk, layout.nbytes};
