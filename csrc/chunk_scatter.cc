@@ -56,16 +56,19 @@ void ScatterBlock::Clear() {
   boxes_.clear();
 }
 
+bool ScatterBlock::Continues(const uint8_t* data) const {
+  if (num_iov_ == 0) return true;
+  const iovec& last = iov_[num_iov_ - 1];
+  return static_cast<const uint8_t*>(last.iov_base) + last.iov_len == data;
+}
+
 void ScatterBlock::Append(uint8_t* data, int64_t nbytes) {
   nbytes_ += nbytes;
-  if (num_iov_ > 0) {
-    iovec& last = iov_[num_iov_ - 1];
-    if (static_cast<uint8_t*>(last.iov_base) + last.iov_len == data) {
-      last.iov_len += static_cast<size_t>(nbytes);
-      return;
-    }
+  if (num_iov_ > 0 && Continues(data)) {
+    iov_[num_iov_ - 1].iov_len += static_cast<size_t>(nbytes);
+  } else {
+    iov_[num_iov_++] = iovec{data, static_cast<size_t>(nbytes)};
   }
-  iov_[num_iov_++] = iovec{data, static_cast<size_t>(nbytes)};
 }
 
 void ScatterBlock::Stage(const Region& region, BoxView box, int64_t nbytes) {
@@ -85,7 +88,7 @@ void ChunkScatter::Start(const Fetch& fetch, uint64_t chunk) {
 
 void ChunkScatter::Fill(ScatterBlock* block) {
   while (!done() && !block->full()) {
-    if (!region_open_) OpenRegion();
+    if (!region_open_) OpenRegion(*block);
     if (staged_) {
       if (!AppendSlab(block)) return;
     } else {
@@ -101,7 +104,7 @@ BoxView ChunkScatter::SinkBox(const Region& region, uint32_t placement) const {
       plan.placements[region.first_placement + placement]);
 }
 
-void ChunkScatter::OpenRegion() {
+void ChunkScatter::OpenRegion(const ScatterBlock& block) {
   const Plan& plan = fetch_->plan();
   const Region& region = plan.regions[next_region_++];
   const BoxView box = plan.region_box(region);
@@ -116,7 +119,11 @@ void ChunkScatter::OpenRegion() {
     placements_.emplace_back(
         box, sink_box, part_view, itemsize,
         fetch_->sink_base(region.pair, plan.placements[region.first_placement + i]));
-    staged_ = placements_.back().run_nbytes() < kMinRunNbytes;
+    const PlacementCursor& last = placements_.back();
+    // Small leaves lie one behind the other: most of them only prolong an iovec.
+    const bool prolongs =
+        region.num_placements == 1 && last.is_one_run() && block.Continues(last.data());
+    staged_ = last.run_nbytes() < kMinRunNbytes && !prolongs;
   }
   if (staged_) {
     int64_t extents[RunIterator::kMaxRank];

@@ -23,6 +23,7 @@ class PlacementCursor {
   PlacementCursor(BoxView region, BoxView sink_box, BoxView part, int64_t itemsize, uint8_t* base);
 
   int64_t run_nbytes() const { return run_nbytes_; }
+  bool is_one_run() const { return rank_ == 0; }
   bool done() const { return done_; }
   int64_t wire_offset() const { return wire_offset_; }
   uint8_t* data() const { return data_; }
@@ -54,6 +55,8 @@ class ScatterBlock {
   bool full() const { return num_iov_ == kMaxRuns || nbytes_ >= kBlockNbytes; }
   int64_t room_nbytes() const { return kBlockNbytes - nbytes_; }
   int64_t staging_room_nbytes() const { return kPackedNbytes - staged_nbytes_; }
+  // Whether bytes at `data` need no iovec of their own, or the first one.
+  bool Continues(const uint8_t* data) const;
   void Append(uint8_t* data, int64_t nbytes);
   void Stage(const Region& region, BoxView box, int64_t nbytes);
 
@@ -90,7 +93,7 @@ class ChunkScatter {
   void Finish(const ScatterBlock& block) const;
 
  private:
-  void OpenRegion();
+  void OpenRegion(const ScatterBlock& block);
   void AppendRuns(ScatterBlock* block);
   // False where the block has no room for more.
   bool AppendSlab(ScatterBlock* block);
