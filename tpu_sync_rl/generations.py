@@ -154,6 +154,7 @@ class Generation:
         self._root = _Root((memory.nbytes,), np.uint8, buffer=memoryview(memory))
         weakref.finalize(self._root, on_free, memory).atexit = False
         self._arrays: list[jax.Array | None] = [None] * len(sink.leaves)
+        self._num_prepared = 0  # leaves that prepare_arrays() need not look at again
 
     def prepare_arrays(self, until: Callable[[], bool] = lambda: False) -> None:
         """Makes the arrays that alias the memory, so that handing out is quick.
@@ -161,11 +162,12 @@ class Generation:
         Their bytes may land before, meanwhile or later. Leaves that JAX copies are left out. Ends
         early where `until()`; what is made already is not made again.
         """
-        for index, array in enumerate(self._arrays):
-            if array is None and index not in self._sink.copied:
+        for index in range(self._num_prepared, len(self._arrays)):
+            if index not in self._sink.copied:
                 if until():
                     return
                 self._arrays[index] = self._made(index, must_alias=True)
+            self._num_prepared = index + 1
 
     def arrays(self) -> list[Any]:
         """Hands out the jax.Arrays, in the manifest's order. Call once, when all bytes are there.
