@@ -197,6 +197,7 @@ class Raw:
     def __init__(self, address):
         self.channel = grpc.insecure_channel(address)
         self.say = []
+        self.said = []
         self.ready = threading.Semaphore(0)
         self.stream = self.channel.stream_stream(SESSION_METHOD)(self._messages(), timeout=20)
 
@@ -210,6 +211,7 @@ class Raw:
 
     def send(self, data):
         self.say.append(data)
+        self.said.append(data)
         self.ready.release()
 
     def read(self):
@@ -320,6 +322,17 @@ def test_proof_of_another_name_is_worth_nothing(coordinator):
         other = ("control", "sampler", JOB, "other", 0)
         raw.send(encode(Credentials(authentication.mac(TOKEN, "dialler", nonces, other))))
         assert [message.error for message in raw.read_all()] == ["AuthError"]
+
+
+def test_replayed_credentials_are_refused(coordinator):
+    with Raw(coordinator) as honest:
+        honest.prove()
+        assert isinstance(honest.read(), Proof)
+        with Raw(coordinator) as stranger:
+            for data in honest.said:
+                stranger.send(data)
+            assert isinstance(stranger.read(), Challenge)
+            assert [message.error for message in stranger.read_all()] == ["AuthError"]
 
 
 def test_coordinator_proves_itself_only_to_who_has_the_token(coordinator):

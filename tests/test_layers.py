@@ -141,3 +141,10 @@ def test_file_is_short_and_named_after_what_it_owns(path):
     num_lines = len(path.read_text().splitlines())
     assert num_lines <= MAX_LINES, f"{path} has {num_lines} lines"
     assert not NO_NAMES & set(path.stem.split("_")), f"{path} is named after nothing"
+
+
+def test_deadlines_do_not_follow_the_wall_clock():
+    clocks = re.compile(r"\btime\.time\(|time_ns\(|datetime|system_clock|CLOCK_REALTIME")
+    sources = [*(PACKAGE / path for path in SOURCES), *CSRC.glob("*.cc"), *CSRC.glob("*.h")]
+    readers = {path.name for path in sources if clocks.search(path.read_text())}
+    assert readers == {"trace.py"}  # which says when a stage was, and waits for nothing
