@@ -7,6 +7,7 @@ keeps the number of states small.
 """
 
 import pickle
+import random
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
@@ -55,6 +56,7 @@ MAY_HAPPEN = (
     *("crash", "lose", "die", "repeat", "echo"),
     *("succeed", "replace", "patience", "lease"),
 )
+PAIR = {"a": 1, "b": 1}  # replicas, and how many processes each has
 Step = tuple[str, int]
 
 
@@ -230,6 +232,7 @@ class Sampler(Process):
         self.current: Held | None = None
         self.outcomes: dict[int, SamplerOutcome] = {}
         self.returned: dict[int, Held | str] = {}
+        self.taken = 0  # outcomes below this one need not be told of any more
         self.given_up = ("", -1)  # newest version that others need not wait for this process with
 
     def join(self) -> None:
@@ -242,7 +245,7 @@ class Sampler(Process):
                 promise=self.promise,
                 committed=self.current,
                 call=self.next_call,
-                outcomes=[o for call, o in self.outcomes.items() if call >= self.next_call - 1],
+                outcomes=[o for call, o in self.outcomes.items() if call >= self.taken],
                 fleet_commit=self.fleet_commit,
             )
         )
@@ -260,7 +263,6 @@ class Sampler(Process):
         held = decided.outcome.held
         if held is not None:
             assert held in self.prepared, "what is returned is held by every process"
-            assert self.knows(held), "what is returned is committed by the fleet"
             assert self.current is None or age(self.current) < age(held), "versions grow"
             self.current = held
             self.prepared = self.prepared[self.prepared.index(held) + 1 :]
@@ -275,8 +277,13 @@ class Sampler(Process):
         return held in self.prepared and (free or held == self.fleet_commit)
 
     def give_up(self, newest: tuple[str, int]) -> None:
-        """The others need not wait for this process when they decide on version `newest`."""
-        if all(age(held) < newest for held in self.prepared):
+        """The others need not wait for this replica when they decide on version `newest`.
+
+        Unless the coordinator knows that all of its processes have prepared it.
+        """
+        replica = self.model.job._replicas.get(self.name)
+        received = None if replica is None else replica.received
+        if received is None or age(received) < newest:
             self.given_up = max(self.given_up, newest)
 
     def complete(self) -> None:
@@ -325,6 +332,7 @@ class Sampler(Process):
             case SamplerOutcome() as outcome:
                 known = self.outcomes.setdefault(outcome.call, outcome)
                 assert known == outcome, "a call has one outcome"
+                self.taken = max(self.taken, outcome.taken)
                 self.finish()
             case message:
                 raise AssertionError(message)
@@ -480,8 +488,9 @@ class Model:
         newest = max(returned, key=age)
         for sampler in self.samplers:
             if self.is_leased(sampler.name, newest):
-                knows = sampler.current == newest or sampler.knows(newest)
-                assert knows, f"{sampler.name} does not know that {newest} is committed"
+                known = [held for held in sampler.prepared if sampler.knows(held)]
+                has = max([age(held) for held in (*known, sampler.current) if held], default=None)
+                assert has is not None and has >= age(newest), f"{sampler.name} lacks {newest}"
 
     def replica(self, name: str) -> list[Sampler]:
         return [sampler for sampler in self.samplers if sampler.name == name]
@@ -586,6 +595,41 @@ def explore(first: Model, *, run_out_every: int) -> int:
                 error.add_note(f"after {[*path, step]}")
                 raise
     return len(seen)
+
+
+def walk(rng: random.Random) -> list[Step]:
+    """Goes through a job of any size in any order, to its end; the steps that it took.
+
+    Raises:
+        AssertionError: as `explore` does.
+    """
+    budget = {what: rng.randrange(3) for what in MAY_HAPPEN}
+    budget["replace"] = rng.randrange(2) if budget["succeed"] == 0 else 0
+    budget |= {"die": rng.randrange(2), "succeed": min(budget["succeed"], 1)}
+    model = Model(
+        num_trainers=rng.choice((1, 2)),
+        replicas=rng.choice(
+            ({"a": 1, "b": 1}, {"a": 2}, {"a": 2, "b": 1}, {"a": 1, "b": 1, "c": 1})
+        ),
+        budget=budget | {"publish": rng.choice((2, 4)), "enter": rng.choice((2, 5))},
+        commit=rng.choice(("fleet", "replica")),
+        on_straggler=rng.choice(("wait", "drop")),
+    )
+    path: list[Step] = []
+    try:
+        for _ in range(rng.choice((10, 30, 80))):
+            steps = list(model.steps())
+            usual = [step for step in steps if step[0] not in MAY_HAPPEN]
+            if not steps:
+                break
+            path.append(rng.choice(usual if usual and rng.random() < 0.8 else steps))
+            model.do(*path[-1])
+            model.check()
+        model.run_out()
+    except Exception as error:
+        error.add_note(f"after {path}")
+        raise
+    return path
 
 
 _ATOMS = frozenset((type(None), bool, int, float, str, bytes))

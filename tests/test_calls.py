@@ -42,11 +42,12 @@ def test_deadline_asks_for_a_decision_and_still_takes_it():
     assert calls.wait(call, 0.0, past_deadline=lambda: calls.decide(0, "too late")) == "too late"
 
 
-def test_decisions_are_kept_until_the_call_after_the_next():
+def test_decisions_are_kept_until_they_are_forgotten():
     calls: Calls[str] = Calls()
     for number in range(4):
         calls.open(number)
         calls.decide(number, str(number))
+    calls.forget(2)
     assert calls.decisions() == ["2", "3"]
 
 

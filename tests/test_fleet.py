@@ -412,3 +412,40 @@ def test_processes_of_a_trainer_have_to_agree(world):
     first.join()
     with pytest.raises(SyncError, match="process 0 has commit 'fleet', process 1 'replica'"):
         second.join(commit="replica")
+
+
+def test_who_comes_back_too_late_follows_what_was_decided_meanwhile(world):
+    _, one, two = begun(world)
+    prepare(one + two, 1)
+    world.restart()
+    for process in one:
+        come_back(process, prepared=[Held("A", 1)], promise=PROMISE)
+    world.pass_time(PATIENCE_S)
+    come_back(two[0], prepared=[Held("A", 1)], promise=PROMISE, fleet_commit=Held("A", 1))
+    for process in (one[0], two[0]):
+        process.take(0, wait=False)
+        assert outcome(process).error == "Nothing"
+
+
+def test_version_whose_transfer_began_after_the_decision_is_decided_after_a_restart(world):
+    _, one, _ = begun(world)
+    prepare(one, 1)
+    world.restart()
+    come_back(one[0], prepared=[Held("A", 1)], promise=PROMISE)
+    come_back(one[1], prepared=[Held("A", 1)])
+    one[0].take(0)
+    assert outcome(one[1]).held == Held("A", 1)
+
+
+def test_aborted_version_does_not_make_the_one_before_come_twice(world):
+    trainer, one, two = begun(world)
+    receive(one + two, 1)
+    publish([trainer], 1, 2)
+    prepare(one, 2)
+    one[0].take(0)
+    world.pass_time(LEASE_S)
+    for process in one:
+        process.took(0)
+    assert one[0].last(Fetch).held == Held("A", 2)
+    one[0].take(1, wait=False)
+    assert outcome(one[0]).error == "Nothing"

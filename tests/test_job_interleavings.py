@@ -89,6 +89,7 @@ class SamplerModel(Sampler):
     def __init__(self, world, name, index, num_processes, life):
         self.read = 0
         self.next_call = 0
+        self.taken = 0
         self.in_call = False
         self.prepared = None
         self.fetching = None
@@ -120,6 +121,7 @@ class SamplerModel(Sampler):
                 case SamplerOutcome():
                     known = self.outcomes.setdefault(message.call, message)
                     assert known == message, "one outcome per call"
+                    self.taken = max(self.taken, message.taken)
 
     def complete(self):
         """Has received every byte of what it is fetching."""
@@ -158,7 +160,7 @@ class SamplerModel(Sampler):
             prepared=[] if self.prepared is None else [self.prepared],
             committed=self.current,
             call=self.next_call,
-            outcomes=[o for call, o in self.outcomes.items() if call >= self.next_call - 1],
+            outcomes=[o for call, o in self.outcomes.items() if call >= self.taken],
         )
         if self.in_call:
             self.take(self.next_call, **self.arguments)

@@ -1,12 +1,12 @@
 """Every order of events in small jobs: versions, calls and the fleet's decisions hold in all."""
 
 import os
+import random
 
 import pytest
-from job_model import Model, explore
+from job_model import PAIR, Model, explore, walk
 
 ONE = {"publish": 1, "enter": 1}
-PAIR = {"a": 1, "b": 1}
 
 SMALL = {
     "coordinator dies": {"replicas": PAIR, "budget": ONE | {"crash": 1}, "commit": "fleet"},
@@ -86,6 +86,12 @@ WIDE = {
 @pytest.mark.parametrize("options", SMALL.values(), ids=SMALL.keys())
 def test_nothing_breaks_in_any_order(options):
     assert explore(Model(**options), run_out_every=100) > 100
+
+
+@pytest.mark.parametrize("first_seed", range(0, 600, 100))
+def test_nothing_breaks_on_long_ways_through_larger_jobs(first_seed):
+    for seed in range(first_seed, first_seed + 100):
+        assert walk(random.Random(seed)), f"seed {seed}"
 
 
 @pytest.mark.skipif(os.environ.get("TSR_MODEL") != "wide", reason="minutes: set TSR_MODEL=wide")

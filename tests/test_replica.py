@@ -653,3 +653,23 @@ def test_version_that_is_being_taken_during_a_restart_is_not_fetched_again(world
     assert not sampler[0].all(Fetch)
     sampler[0].take(1, wait=False)
     assert outcome(sampler[0]).error == "Nothing"
+
+
+def test_process_that_is_calls_behind_hears_of_them_all_after_a_restart(world):
+    ahead, behind = world.replica("s", 2)
+    for call in range(3):
+        ahead.take(call, wait=False)
+        ahead.took(call)
+    decided = ahead.all(SamplerOutcome)
+    assert [decision.taken for decision in decided] == [0, 0, 0]  # by both
+    world.restart()
+    for process in (ahead, behind):
+        process.open()
+        process.heard.clear()
+    ahead.join(sink=100, call=3, outcomes=decided)
+    behind.join(sink=101)
+    assert behind.all(SamplerOutcome) == decided
+    for call in range(3):
+        behind.took(call)
+    ahead.take(3, wait=False)
+    assert ahead.last(SamplerOutcome).taken == 3

@@ -86,7 +86,8 @@ class CallLog:
 
     def decide(self, outcome: Outcome, stats: list[ProcessStats]) -> SamplerOutcome:
         """Decides the next call, for good."""
-        decision = SamplerOutcome(self.next_call, outcome, stats)
+        taken = min(self._decided, default=self.next_call)
+        decision = SamplerOutcome(self.next_call, outcome, stats, taken)
         self._decided[self.next_call] = decision
         self._took[self.next_call] = set()
         self.next_call += 1

@@ -25,7 +25,7 @@ class Call(Generic[T]):
 
 
 class Calls(Generic[T]):
-    """Open calls, and decisions from the one before the last call on.
+    """Open calls, and decisions until they are forgotten.
 
     A decision may come before this process has entered its call. All methods may be called from
     any thread.
@@ -40,7 +40,6 @@ class Calls(Generic[T]):
     def open(self, number: int) -> Call[T]:
         """Enters call `number`, or goes on with one that ended without a decision."""
         with self._changed:
-            self._decided = {n: x for n, x in self._decided.items() if n >= number - 1}
             call = self._open.get(number) or Call(number)
             call.outcome = self._decided.get(number)
             if call.outcome is None:
@@ -56,6 +55,11 @@ class Calls(Generic[T]):
         """Those that another process of the program may not have heard yet."""
         with self._changed:
             return list(self._decided.values())
+
+    def forget(self, below: int) -> None:
+        """Drops decisions of calls below number `below`, which every process has heard."""
+        with self._changed:
+            self._decided = {n: x for n, x in self._decided.items() if n >= below}
 
     def decide(self, number: int, outcome: T) -> None:
         """Gives call `number` its outcome, whether or not it is open here yet."""

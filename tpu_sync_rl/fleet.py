@@ -126,6 +126,7 @@ class Fleet:
         self._patience_s = patience_s
         self._rounds: dict[Held, Round] = {}
         self._known: Held | None = None  # committed, as a trainer says
+        self._broken: set[Held] = set()  # promises to a former coordinator that came to nothing
         self._back_by: float | None = None  # who knew a former coordinator is back, or lost
 
     def expect(self, now: float) -> None:
@@ -180,16 +181,20 @@ class Fleet:
     ) -> None:
         """Decides on a promise to a former coordinator.
 
-        It is a commit if anybody stored that, and an abort when all who could have are back.
+        It is a commit if anybody stored that, and an abort when all who could have are back, or
+        have had the time: who comes later has to follow.
         """
         if self._is_known(promise.held, replicas):
             round_ = Round(promise.held, promise.fleet)
             round_.commit()
             self._rounds[promise.held] = round_
-        elif self._are_back(promise, replicas, now):
+        elif promise.held in self._broken or self._are_back(promise, replicas, now):
+            self._broken.add(promise.held)
             replica.withdraw(promise.held)
 
     def _is_known(self, held: Held, replicas: Collection[Replica]) -> bool:
+        if held in self._broken:
+            return False
         return held == self._known or any(held in replica.known_commits for replica in replicas)
 
     def _are_back(self, promise: Promise | None, replicas: Collection[Replica], now: float) -> bool:

@@ -373,6 +373,7 @@ class SamplerOutcome(Message, frozen=True):
     call: int
     outcome: Outcome
     stats: list[ProcessStats]  # of the version taken, one per process
+    taken: int  # every process has taken the outcomes of calls below this one
 
 
 class ReplicaRefused(Message, frozen=True):

@@ -41,7 +41,8 @@ class Transfer:
     """A version on its way into a replica, and the processes that have it."""
 
     held: Held
-    promise: Promise | None  # what the replica promises once it has prepared it
+    promise: Promise | None  # what its processes were told to promise
+    released: bool = False  # the fleet has committed it meanwhile
     stats: dict[int, ProcessStats] = field(default_factory=dict)
 
 
@@ -117,18 +118,21 @@ class Replica(Program):
 
     def _restore(self, joins: list[JoinSampler]) -> None:
         joins.sort(key=lambda join: join.call)
-        handed_out, promise = self.calls.handed_out, joins[0].promise
+        handed_out = self.calls.handed_out
         self.received = handed_out or joins[-1].committed
         for held in joins[0].prepared:
             if not all(held in join.prepared for join in joins):
                 continue
             self.received = held
+            promise = joins[0].promise
             if held == handed_out:
                 self.prepared = None  # an older one, which can't be taken any more
-            elif promise is not None and promise.held == held:
+            elif promise is not None and all(
+                join.promise is not None and join.promise.held == held for join in joins
+            ):
                 self.promised = promise
             else:
-                self.prepared = held
+                self.prepared = held  # to one process at least it came after the decision
         self.calls.taken = self.calls.taken or joins[0].committed
 
     @property
@@ -232,6 +236,8 @@ class Replica(Program):
                 self.prepared = transfer.held
             else:
                 self.promised = transfer.promise
+            if transfer.released:
+                self.release(transfer.held)
             kept = {held: s for held, s in self._stats.items() if held == self.prepared}
             stats = [transfer.stats[process] for process in range(self.process_count)]
             self._stats = {**kept, transfer.held: stats}
@@ -276,11 +282,9 @@ class Replica(Program):
         """Lets calls take `held`: every process of the fleet knows that it is committed."""
         if self.has_promised(held):
             self.prepared, self.promised = held, None
-        elif self.is_receiving(held) and self.transfer is not None:
-            self.transfer.promise = None
-        else:
-            return
-        self.tell(held)
+            self.tell(held)
+        elif self.transfer is not None and self.transfer.held == held:
+            self.transfer.released = True
 
     def withdraw(self, held: Held) -> None:
         """Gives up `held`, which the fleet has aborted; what it had before stays."""
@@ -289,7 +293,7 @@ class Replica(Program):
         if self.has_promised(held):
             self.promised = None
         if self.received == held:
-            self.received = self.prepared or self.calls.taken
+            self.received = self.prepared or self.calls.handed_out or self.calls.taken
 
     # --- calls
 

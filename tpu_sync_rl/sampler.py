@@ -327,6 +327,7 @@ class SamplerSession:
                 self._latest = message.held
             case SamplerOutcome():
                 self._calls.decide(message.call, message)
+                self._calls.forget(message.taken)
             case ReplicaRefused():
                 self._client.send(RefusalTaken(message.digest))
             case JobEnded():

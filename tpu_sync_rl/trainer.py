@@ -228,6 +228,7 @@ class TrainerSession:
     ) -> tuple[Call[PublishOutcome], Publish]:
         self._calls.raise_if_ended(self._next_call)
         call = self._calls.open(self._next_call)
+        self._calls.forget(call.number - 1)
         self._next_call += 1
         failure: BaseException | None = None
         version = -1
