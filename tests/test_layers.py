@@ -58,17 +58,17 @@ FLOORS = (
     ("examples",),
     ("child_programs", "progress"),
     ("local_job",),
-    ("launch", "bench"),
+    ("launch", "bench", "doctor"),
 )
 FLOOR_OF = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
-USES_NATIVE = {"plan", "generations", "transport", "one_client", "bench"}
+USES_NATIVE = {"plan", "generations", "transport", "one_client", "bench", "doctor"}
 MAX_LINES = 400
 NO_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "base", "manager", "handler"}
 
 # examples/ is a link, which "**" does not follow.
 SOURCES = sorted(
     path.relative_to(PACKAGE)
-    for pattern in ("*.py", "bench/*.py", "examples/*.py")
+    for pattern in ("*.py", "bench/*.py", "doctor/*.py", "examples/*.py")
     for path in PACKAGE.glob(pattern)
 )
 

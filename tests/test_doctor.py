@@ -1,0 +1,264 @@
+"""What the doctor finds on machines that are well, and on others."""
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+from ipaddress import IPv4Network
+
+import jax.numpy as jnp
+import pytest
+
+import tpu_sync_rl as tsr
+from tpu_sync_rl import software
+from tpu_sync_rl.doctor import __main__ as command
+from tpu_sync_rl.doctor import job, machine
+from tpu_sync_rl.doctor.findings import Finding, exit_status, print_table, to_json
+from tpu_sync_rl.messages import JobStatus, ProcessStatus
+from tpu_sync_rl.nics import Nic
+
+GB = 10**9
+
+
+def examine(**changes):
+    """The findings about this machine, by subject."""
+    arguments = {"nics": ["lo"], "num_streams": 4, "nbytes": None, "num_generations": 2} | changes
+    return {finding.subject: finding for finding in machine.examine(**arguments)}
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    """Files that the doctor takes for the kernel's; those of a healthy machine at first."""
+
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text + "\n")
+
+    monkeypatch.setattr(machine, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "_SYS", tmp_path / "sys")
+    write("proc/meminfo", "MemTotal: 100 kB\nMemAvailable: 20000000 kB")
+    write("proc/self/cgroup", "0::/job/pod")
+    write("sys/class/net/lo/mtu", "65536")
+    write("proc/sys/net/ipv4/tcp_rmem", "4096 131072 33554432")
+    write("proc/sys/net/ipv4/tcp_wmem", "4096 16384 4194304")
+    write("proc/sys/net/ipv4/tcp_congestion_control", "cubic")
+    write("proc/sys/net/ipv4/tcp_allowed_congestion_control", "reno cubic")
+    write("proc/sys/net/ipv4/ip_local_port_range", "32768 60999")
+    write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never")
+    return write
+
+
+def test_healthy_machine_has_nothing_to_do(kernel):
+    found = examine()
+    assert {finding.verdict for finding in found.values()} == {"ok"}
+    assert exit_status(list(found.values())) == 0
+    assert found["NIC lo"].seen == "127.0.0.1, MTU 65536, speed unknown"
+    assert "cubic; congestion= may be reno or cubic" in found["congestion"].seen
+    assert "32768 to 60999" in found["ports"].seen
+    assert software.shown(software.versions()) in found["software"].seen
+
+
+def test_memory_is_held_against_what_the_generations_take(kernel):
+    assert examine(nbytes=10 * GB)["memory"].verdict == "ok"
+    finding = examine(nbytes=11 * GB)["memory"]
+    assert finding.verdict == "broken"
+    assert finding.seen == "20.480 GB available, 22.000 GB for 2 generations of 11.000 GB"
+    assert "spread the replica over more hosts" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files"),
+    [
+        ("0::/job/pod", {"job/memory.max": 8, "job/memory.current": 5}),
+        ("0::/job/pod", {"job/pod/memory.max": 8, "job/pod/memory.current": 5}),
+        (
+            "4:memory:/job",
+            {"memory/job/memory.limit_in_bytes": 8, "memory/job/memory.usage_in_bytes": 5},
+        ),
+    ],
+)
+def test_memory_of_a_container_is_what_its_cgroups_leave(kernel, cgroup, files):
+    kernel("proc/self/cgroup", cgroup)
+    kernel("sys/fs/cgroup/job/pod/memory.max", "max")
+    for path, gbytes in files.items():
+        kernel(f"sys/fs/cgroup/{path}", str(gbytes * GB))
+    assert machine.available_nbytes() == 3 * GB
+    folder = next(iter(files)).rpartition("/")[0]
+    kernel(f"sys/fs/cgroup/{folder}/memory.stat", f"anon 1\ninactive_file {GB}")
+    assert machine.available_nbytes() == 4 * GB
+
+
+def test_open_files_are_held_against_the_connections(kernel, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    assert examine(num_streams=700)["open files"].verdict == "ok"
+    finding = examine(num_streams=1000)["open files"]
+    assert (finding.verdict, exit_status([finding])) == ("broken", 1)
+    assert "raise the limit to 1256 or more: ulimit -n" in finding.advice
+    assert "limits.conf" in examine(num_streams=10_000)["open files"].advice
+
+
+def test_small_buffers_and_missing_huge_pages_are_noted(kernel):
+    kernel("proc/sys/net/ipv4/tcp_wmem", "4096 16384 200000")
+    kernel("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]")
+    found = examine()
+    assert found["TCP buffers"].advice == 'sysctl -w net.ipv4.tcp_wmem="4096 131072 4194304"'
+    assert "echo madvise >" in found["huge pages"].advice
+    assert exit_status(list(found.values())) == 0
+
+
+def test_fast_nic_with_small_frames_is_noted(kernel, monkeypatch):
+    nics = [Nic(name, "10.0.0.1") for name in "abc"]
+    monkeypatch.setattr(machine, "find_nics", lambda _: nics)
+    for name, mtu, speed in (("a", 1500, 200_000), ("b", 9000, 200_000), ("c", 1500, -1)):
+        kernel(f"sys/class/net/{name}/mtu", str(mtu))
+        kernel(f"sys/class/net/{name}/speed", str(speed))
+    found = examine()
+    assert found["NIC a"].seen == "10.0.0.1, MTU 1500, 200 Gbit/s"
+    assert [found[f"NIC {name}"].verdict for name in "abc"] == ["note", "ok", "ok"]
+
+
+def test_nics_in_one_subnet_need_settings(kernel, monkeypatch):
+    nics = [Nic(name, "10.0.0.1", IPv4Network("10.0.0.0/24")) for name in "ab"]
+    monkeypatch.setattr(machine, "find_nics", lambda _: nics)
+    for name, value in (("arp_ignore", 0), ("arp_announce", 2), ("rp_filter", 1)):
+        kernel(f"proc/sys/net/ipv4/conf/all/{name}", str(value))
+    finding = examine()["NICs in one subnet"]
+    assert finding.seen == "arp_ignore=0, arp_announce=2, rp_filter=1"
+    assert finding.advice.endswith(
+        "sysctl -w net.ipv4.conf.all.arp_ignore=1; sysctl -w net.ipv4.conf.all.rp_filter=2"
+    )
+    kernel("proc/sys/net/ipv4/conf/all/arp_ignore", "1")
+    kernel("proc/sys/net/ipv4/conf/all/rp_filter", "2")
+    assert examine()["NICs in one subnet"].verdict == "ok"
+
+
+def test_nic_that_is_down_is_named(kernel, monkeypatch):
+    monkeypatch.setattr(machine.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7")])
+    kernel("sys/class/net/eth7/operstate", "down")
+    kernel("sys/class/net/eth7/device/vendor", "0x1d0f")
+    assert "ip link set eth7 up" in examine()["NIC eth7"].advice
+
+
+def test_machine_without_a_nic_is_alone(kernel):
+    finding = examine(nics=["eth77"])["NICs"]
+    assert (finding.verdict, finding.seen[:23]) == ("note", "nics: 'eth77' is no NIC")
+
+
+def test_old_or_missing_jax_and_slow_checksums_are_found(kernel, monkeypatch):
+    monkeypatch.setattr(machine.software, "versions", lambda: {"jax": "0.9.1"})
+    monkeypatch.setattr(machine._native, "crc32c_implementation", lambda: "table")
+    assert examine()["software"].advice == "install JAX 0.10 or newer"
+    assert examine()["checksums"].verdict == "note"
+    monkeypatch.setattr(machine.software, "versions", dict)
+    assert examine()["software"].verdict == "broken"
+
+
+def test_findings_are_a_table_or_json(capsys):
+    findings = [Finding("NIC [a]", "broken", "down", "up"), Finding("memory", "ok", "much")]
+    print_table(findings)
+    table = capsys.readouterr().out
+    assert all(word in table for word in ("broken", "NIC [a]", "what to do", "much"))
+    assert json.loads(to_json(findings))[1] == {
+        "subject": "memory",
+        "verdict": "ok",
+        "seen": "much",
+        "advice": "",
+    }
+
+
+def test_command_prints_and_exits(monkeypatch):
+    ran = subprocess.run(
+        [sys.executable, "-m", "tpu_sync_rl.doctor", "--json", "--nics=lo", "--nbytes=1e15"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = {finding["subject"]: finding for finding in json.loads(ran.stdout)}
+    assert (ran.returncode, ran.stderr) == (1, "")
+    assert found["memory"]["verdict"] == "broken"
+
+
+def test_bad_arguments_are_named(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--streams_per_rail=0"])
+    assert "streams_per_rail must be an int from 1 to 64, not 0" in capsys.readouterr().err
+
+
+# --- with a job
+
+
+@pytest.fixture
+def token(monkeypatch):
+    monkeypatch.setenv("TSR_TOKEN", "secret")
+
+
+def of_job(address, *arguments):
+    """The findings about a job, by subject."""
+    parsed = command._parser().parse_args([f"--coordinator={address}", "--nics=lo", *arguments])
+    return {finding.subject: finding for finding in command.examine(parsed)}
+
+
+def test_way_to_a_job_is_gone_and_the_job_is_left_alone(token):
+    params = {"w": jnp.zeros(1000)}
+    with (
+        tsr.connect_trainer(same_host="tcp") as trainer,
+        tsr.connect_sampler(coordinator=trainer.coordinator, replica="s", like=params) as sampler,
+    ):
+        assert of_job(trainer.coordinator)["trainer"].verdict == "note"
+        trainer.sync_weights(params)
+        found = of_job(trainer.coordinator, "--same_host=tcp")
+        assert exit_status(list(found.values())) == 0
+        assert "answers in" in found["coordinator"].seen
+        assert "accepted, and proved by the coordinator" in found["token"].seen
+        assert trainer.incarnation in found["trainer"].seen
+        assert found["replica s"].seen == "version 1 is prepared and not taken"
+        assert "opened and proved" in found["rail lo-lo to trainer process 0"].seen
+        assert "8.000 kB for 2 generations of 4.000 kB" in found["memory"].seen
+        there = found["software there"].seen
+        assert there.endswith(f": coordinator, trainer {trainer.incarnation}[0], sampler s[0]")
+        report = trainer.sync_weights(params, version=2)
+        assert dict(report.replicas) == {"s": 2}
+        assert sampler.sync_weights().version == 2
+
+
+def test_rail_of_shared_memory_is_tried(token):
+    params = {"w": jnp.zeros(4)}
+    with tsr.connect_trainer() as trainer:
+        trainer.sync_weights(params)
+        found = of_job(trainer.coordinator)
+    assert found["rail shm to trainer process 0"].seen == "shared memory of one host"
+
+
+def test_rail_that_is_cut_is_broken(token, monkeypatch):
+    with tsr.connect_trainer(same_host="tcp") as trainer:
+        trainer.sync_weights({"w": jnp.zeros(4)})
+        trainer._listener.close()
+        finding = of_job(trainer.coordinator)["rail lo-lo to trainer process 0"]
+    assert finding.verdict == "broken"
+    assert "let TCP through from 127.0.0.1 to 127.0.0.1" in finding.advice
+
+
+def test_wrong_token_is_found(token, monkeypatch):
+    with tsr.connect_trainer() as trainer:
+        monkeypatch.setenv("TSR_TOKEN", "guess")
+        found = of_job(trainer.coordinator)
+    assert found["coordinator"].verdict == "ok"
+    assert "the coordinator has another token" in found["token"].seen
+    assert "give every program the same token" in found["token"].advice
+
+
+def test_coordinator_that_is_not_there_is_found():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    finding = of_job(address)["coordinator"]
+    assert finding.verdict == "broken"
+    assert "python -m tpu_sync_rl.coordinator" in finding.advice
+
+
+def test_other_versions_of_the_package_are_found():
+    mine, other = software.versions(), software.versions() | {"tpu_sync_rl": "0.0.1"}
+    processes = [ProcessStatus("coordinator", "", 0, mine), ProcessStatus("trainer", "A", 1, other)]
+    found = {x.subject: x for x in job.programs(JobStatus(0, None, None, {}, processes))}
+    assert found["software of trainer A[1]"].seen == "tpu_sync_rl 0.0.1"
+    assert found["software of trainer A[1]"].verdict == "broken"

@@ -1,0 +1,213 @@
+"""What there is to say about this machine, whatever job it is to take part in."""
+
+import resource
+import socket
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+
+from tpu_sync_rl import _native, software
+from tpu_sync_rl.doctor.findings import Finding
+from tpu_sync_rl.nics import Nic, find_nics
+from tpu_sync_rl.report import shown_nbytes
+
+_MIN_JAX = (0, 10)
+_SPARE_FDS = 256  # what a JAX program has open besides, and handshakes under way
+_ENOUGH_BUFFER_NBYTES = 4 << 20
+_JUMBO_NBYTES = 9000
+_FAST_GBITS_PER_S = 25  # from here on the size of frames is felt
+
+_PROC = Path("/proc")
+_SYS = Path("/sys")
+
+
+def examine(
+    *,
+    nics: Sequence[str] | None,
+    num_streams: int,
+    nbytes: int | None,
+    num_generations: int,
+) -> Iterator[Finding]:
+    """Looks at everything that needs nobody else.
+
+    Args:
+        nics: names or addresses of those to use; None finds them.
+        num_streams: connections that a process will have on each NIC.
+        nbytes: that a process of a sampler holds of one version; None if it is not known.
+        num_generations: that it holds of them.
+    """
+    yield _software()
+    yield _checksums()
+    try:
+        found = find_nics(nics)
+    except ValueError as error:
+        found = []
+        yield Finding(
+            "NICs",
+            "note",
+            str(error),
+            "there is loopback alone: programs of other hosts are not reached",
+        )
+    yield from map(_nic, found)
+    if any(a.is_beside(b.host) for a, b in combinations(found, 2)):
+        yield _shared_subnet()
+    yield from _nics_that_are_down()
+    yield _open_files(num_streams * max(1, len(found)))
+    yield _memory(nbytes, num_generations)
+    yield _huge_pages()
+    yield _buffers()
+    yield _congestion()
+    yield _ports()
+
+
+def _software() -> Finding:
+    versions = software.versions()
+    seen = software.shown(versions)
+    jax = versions.get("jax")
+    if jax is None or tuple(int(part) for part in jax.split(".")[:2]) < _MIN_JAX:
+        wanted = ".".join(map(str, _MIN_JAX))
+        return Finding("software", "broken", seen, f"install JAX {wanted} or newer")
+    return Finding("software", "ok", seen)
+
+
+def _checksums() -> Finding:
+    name = _native.crc32c_implementation()
+    if name == "table":
+        advice = "this CPU has no instructions for CRC32C: checksums are what limits a sync"
+        return Finding("checksums", "note", name, advice)
+    return Finding("checksums", "ok", f"CRC32C by {name}")
+
+
+def _nic(nic: Nic) -> Finding:
+    mtu_nbytes = nic_mtu_nbytes(nic.name)
+    mbits_per_s = _read(_SYS / "class/net" / nic.name / "speed")
+    # Virtual NICs say -1, or nothing.
+    gbits_per_s = int(mbits_per_s) / 1000 if mbits_per_s.isdecimal() else None
+    speed = "speed unknown" if gbits_per_s is None else f"{gbits_per_s:g} Gbit/s"
+    seen = f"{nic.host}, MTU {mtu_nbytes or 'unknown'}, {speed}"
+    if (gbits_per_s or 0) >= _FAST_GBITS_PER_S and 0 < mtu_nbytes < _JUMBO_NBYTES:
+        advice = f"with an MTU of {_JUMBO_NBYTES}, at both ends and in between, it costs less CPU"
+        return Finding(f"NIC {nic.name}", "note", seen, advice)
+    return Finding(f"NIC {nic.name}", "ok", seen)
+
+
+def nic_mtu_nbytes(name: str) -> int:
+    """Most bytes of a packet; 0 where that is not known."""
+    return int(_read(_SYS / "class/net" / name / "mtu") or "0")
+
+
+def _shared_subnet() -> Finding:
+    folder = _PROC / "sys/net/ipv4/conf/all"
+    wanted = {"arp_ignore": ("1",), "arp_announce": ("2",), "rp_filter": ("0", "2")}
+    found = {name: _read(folder / name) for name in wanted}
+    seen = ", ".join(f"{name}={value}" for name, value in found.items())
+    wrong = [name for name, values in wanted.items() if found[name] not in values]
+    if wrong:
+        commands = [f"sysctl -w net.ipv4.conf.all.{name}={wanted[name][-1]}" for name in wrong]
+        advice = f"else all may go by one of them: {'; '.join(commands)}"
+        return Finding("NICs in one subnet", "note", seen, advice)
+    return Finding("NICs in one subnet", "ok", seen)
+
+
+def _nics_that_are_down() -> Iterator[Finding]:
+    for _, name in socket.if_nameindex():
+        folder = _SYS / "class/net" / name
+        if (folder / "device").exists() and _read(folder / "operstate") == "down":
+            advice = f"ip link set {name} up, and give it an address, if it is to carry data"
+            yield Finding(f"NIC {name}", "note", "down", advice)
+
+
+def _open_files(num_streams: int) -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = num_streams + _SPARE_FDS
+    seen = f"limit {soft} (at most {hard}); {num_streams} connections and some hundred others"
+    if soft < need:
+        how = "ulimit -n" if need <= hard else "LimitNOFILE= or limits.conf: nofile"
+        return Finding("open files", "broken", seen, f"raise the limit to {need} or more: {how}")
+    return Finding("open files", "ok", seen)
+
+
+def _memory(nbytes: int | None, num_generations: int) -> Finding:
+    available = available_nbytes()
+    seen = f"{shown_nbytes(available)} available"
+    if nbytes is None:
+        return Finding(
+            "memory", "ok", f"{seen}; pass --nbytes or --coordinator to have it compared"
+        )
+    need = nbytes * num_generations
+    seen += f", {shown_nbytes(need)} for {num_generations} generations of {shown_nbytes(nbytes)}"
+    if need > available:
+        advice = "spread the replica over more hosts, or make room: a sampler holds two generations"
+        return Finding("memory", "broken", seen, advice)
+    return Finding("memory", "ok", seen)
+
+
+def available_nbytes() -> int:
+    """Host memory that a new process may take: the machine's, within what its cgroups allow."""
+    lines = (_PROC / "meminfo").read_text().splitlines()
+    fields = dict(line.split(":") for line in lines)
+    available = int(fields["MemAvailable"].split()[0]) << 10
+    for line in _read(_PROC / "self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            names, root = ("memory.max", "memory.current"), _SYS / "fs/cgroup"
+        elif controllers == "memory":
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            root = _SYS / "fs/cgroup/memory"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):  # every one above limits it, too
+            most, used = (_read(folder / name) for name in names)
+            if most.isdecimal() and used.isdecimal():
+                left = int(most) - int(used) + _reclaimable_nbytes(folder)
+                available = min(available, max(0, left))
+            if folder == root:
+                break
+    return available
+
+
+def _reclaimable_nbytes(group: Path) -> int:
+    """What a cgroup counts as used and gives away when asked: files that were read or written."""
+    stat = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+    return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
+
+
+def _huge_pages() -> Finding:
+    seen = _read(_SYS / "kernel/mm/transparent_hugepage/enabled")
+    if "[never]" in seen:
+        advice = (
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: less time in page faults"
+        )
+        return Finding("huge pages", "note", seen, advice)
+    return Finding("huge pages", "ok", seen or "unknown")
+
+
+def _buffers() -> Finding:
+    seen, small = [], []
+    for name in ("tcp_rmem", "tcp_wmem"):
+        most = int((_read(_PROC / "sys/net/ipv4" / name) or "0").split()[-1])
+        seen.append(f"{name} up to {shown_nbytes(most)}")
+        if most < _ENOUGH_BUFFER_NBYTES:
+            small.append(f'sysctl -w net.ipv4.{name}="4096 131072 {_ENOUGH_BUFFER_NBYTES}"')
+    return Finding("TCP buffers", "note" if small else "ok", ", ".join(seen), "; ".join(small))
+
+
+def _congestion() -> Finding:
+    used = _read(_PROC / "sys/net/ipv4/tcp_congestion_control")
+    allowed = _read(_PROC / "sys/net/ipv4/tcp_allowed_congestion_control").split()
+    return Finding("congestion", "ok", f"{used}; congestion= may be {' or '.join(allowed)}")
+
+
+def _ports() -> Finding:
+    first, last = (_read(_PROC / "sys/net/ipv4/ip_local_port_range") or "0 0").split()
+    seen = f"data connections go to free ports of the trainer's hosts, {first} to {last} here"
+    return Finding("ports", "ok", seen)
+
+
+def _read(path: Path) -> str:
+    """What a file of the kernel says; "" where it is not there."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
