@@ -449,3 +449,23 @@ def test_aborted_version_does_not_make_the_one_before_come_twice(world):
     assert one[0].last(Fetch).held == Held("A", 2)
     one[0].take(1, wait=False)
     assert outcome(one[0]).error == "Nothing"
+
+
+def test_round_that_starts_again_waits_for_who_promised_and_was_away(world):
+    trainer, one, two = begun(world)
+    prepare(two, 1)
+    two[0].lose()
+    prepare(one, 1)
+    world.restart()
+    come_back(trainer, pinned=[1], replicas=["one"])
+    publish([trainer], 0, 1)
+    for process in one:
+        come_back(process, prepared=[Held("A", 1)], promise=PROMISE)
+    one[0].take(0)
+    store(one, 1)
+    assert not one[0].all(SamplerOutcome)
+    come_back(two[0], prepared=[Held("A", 1)], promise=PROMISE)
+    store(one + two, 1)
+    assert outcome(one[0]).held == Held("A", 1)
+    two[0].take(0)
+    assert outcome(two[0]).held == Held("A", 1)

@@ -144,7 +144,11 @@ class Fleet:
         self._rounds = {h: r for h, r in self._rounds.items() if not r.is_over or r is found}
         if found is None:
             members = [replica for replica in replicas if replica.is_live]
-            found = Round(held, [replica.name for replica in members], members, drop=drop)
+            names = {replica.name for replica in members}
+            for replica in members:
+                if replica.promised is not None and replica.promised.held == held:
+                    names |= set(replica.promised.fleet)  # as a former coordinator began it
+            found = Round(held, names, members, drop=drop)
             self._rounds[held] = found
             if self._is_known(held, replicas):
                 found.commit()

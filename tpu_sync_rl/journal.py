@@ -6,6 +6,7 @@ from tpu_sync_rl.messages import (
     Abandon,
     Announced,
     FetchFailed,
+    FleetCommit,
     JobClosed,
     JobEnded,
     Message,
@@ -79,9 +80,12 @@ class Journal:
             case Abandon() if self._failure is None or message.held != self._failure.held:
                 self._log.warning(
                     "is not received any further: it took longer than the trainer's "
-                    "straggler_timeout, or another process of the replica failed",
+                    "straggler_timeout, another process of the replica failed, or the fleet "
+                    "has given it up",
                     message.held.version,
                 )
+            case FleetCommit():
+                self._log.debug("committed by the fleet", message.held.version)
             case Pins(sinks=[]):
                 self._log.debug("let go: nobody is to read it any more", message.version)
             case PublishOutcome():

@@ -42,6 +42,10 @@ from tpu_sync_rl.sync_handle import SyncHandle
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Exporter
 
+# Outcomes that are kept for a process that missed them when the coordinator died. It is behind by
+# no more calls than have published and wait, which pins keep to a few.
+_NUM_KEPT_CALLS = 8
+
 
 class TrainerSession:
     """One life of a trainer in a job: an incarnation. Made by `connect_trainer`.
@@ -228,7 +232,7 @@ class TrainerSession:
     ) -> tuple[Call[PublishOutcome], Publish]:
         self._calls.raise_if_ended(self._next_call)
         call = self._calls.open(self._next_call)
-        self._calls.forget(call.number - 1)
+        self._calls.forget(call.number - _NUM_KEPT_CALLS)
         self._next_call += 1
         failure: BaseException | None = None
         version = -1
