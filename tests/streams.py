@@ -42,6 +42,7 @@ def options(token: bytes, peer_timeout: float, tls: TLS | None = None) -> Option
         insecure=False,
         trace=None,
         tls=tls,
+        metrics=None,
     )
 
 

@@ -11,7 +11,7 @@ from absl import flags
 import tpu_sync_rl as tsr
 from tpu_sync_rl import flags as tsr_flags
 
-NO_FLAGS = {"token", "like", "rename", "tls"}
+NO_FLAGS = {"token", "like", "rename", "tls", "metrics"}
 TLS_FLAGS = {f"tsr_tls_{field.name}" for field in dataclasses.fields(tsr.TLS)}
 
 

@@ -23,6 +23,7 @@ GOOD = {
     "insecure": False,
     "trace": None,
     "tls": None,
+    "metrics": None,
 }
 
 

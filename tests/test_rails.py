@@ -33,6 +33,7 @@ OPTIONS = Options.checked(
     insecure=False,
     trace=None,
     tls=None,
+    metrics=None,
 )
 STRANGER = dataclasses.replace(OPTIONS, token=b"wrong")
 WAIT_S = 10.0

@@ -168,6 +168,7 @@ class CoordinatorClient:
                 self._outbox.put(None)
             self._outbox = self._early = None
         atexit.unregister(self._at_exit)
+        self.journal.close()
         if not self._thread.is_alive() or threading.current_thread() is self._thread:
             return
         # The coordinator ends the stream when it has read the goodbye.

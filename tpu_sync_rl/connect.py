@@ -4,7 +4,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -27,6 +27,9 @@ from tpu_sync_rl.options import (
 from tpu_sync_rl.program import share
 from tpu_sync_rl.sampler import SamplerSession
 from tpu_sync_rl.tls import TLS
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 from tpu_sync_rl.trainer import TrainerSession
 
 _LOOPBACK = "127.0.0.1:0"
@@ -52,6 +55,7 @@ def connect_trainer(
     insecure: bool = False,
     trace: str | os.PathLike[str] | None = None,
     tls: TLS | None = None,
+    metrics: "CollectorRegistry | None" = None,
 ) -> TrainerSession:
     """Joins `job` as its trainer: a new incarnation, which fences an older one.
 
@@ -100,6 +104,7 @@ def connect_trainer(
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
         tls: encrypts the control streams with these certificates; the weights do not take them.
+        metrics: prometheus_client.CollectorRegistry that gets the session's metrics.
 
     Raises:
         SyncError: the address is in use, in all processes of the program.
@@ -120,6 +125,7 @@ def connect_trainer(
         insecure=insecure,
         trace=trace,
         tls=tls,
+        metrics=metrics,
     )
     min_replicas = checked_int("min_replicas", min_replicas, 0)
     straggler_timeout_s = checked_seconds("straggler_timeout", straggler_timeout)
@@ -199,6 +205,7 @@ def connect_sampler(
     insecure: bool = False,
     trace: str | os.PathLike[str] | None = None,
     tls: TLS | None = None,
+    metrics: "CollectorRegistry | None" = None,
 ) -> SamplerSession:
     """Joins `job` as one process of a replica, which then receives versions in the background.
 
@@ -241,6 +248,7 @@ def connect_sampler(
         insecure: use NICs beyond loopback without a token.
         trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
         tls: encrypts the control stream with these certificates; the weights do not take it.
+        metrics: prometheus_client.CollectorRegistry that gets the session's metrics.
 
     Raises:
         SyncTimeoutError: no coordinator answered in time.
@@ -260,6 +268,7 @@ def connect_sampler(
         insecure=insecure,
         trace=trace,
         tls=tls,
+        metrics=metrics,
     )
     if rename is not None and not isinstance(rename, Mapping) and not callable(rename):
         raise TypeError(f"rename must be a mapping or a callable, not {rename!r}")

@@ -2,7 +2,7 @@
 
 Importing this module defines them, so import it only where a program takes its options from absl.
 The token is not among them, since other users of a machine can see command lines: pass it in
-TSR_TOKEN or TSR_TOKEN_FILE. `like` and `rename` are no strings.
+TSR_TOKEN or TSR_TOKEN_FILE. `like`, `rename` and `metrics` are no strings.
 
 Example:
     from tpu_sync_rl import flags as tsr_flags

@@ -1,4 +1,4 @@
-"""What happened to one process of a job, for its log."""
+"""What happened to one process of a job, for its log and its metrics."""
 
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.message_codec import FromCoordinator
@@ -9,6 +9,7 @@ from tpu_sync_rl.messages import (
     FleetCommit,
     JobClosed,
     JobEnded,
+    Latest,
     Message,
     Pins,
     Prepared,
@@ -17,9 +18,10 @@ from tpu_sync_rl.messages import (
     SamplerOutcome,
     TrainerUp,
 )
+from tpu_sync_rl.metrics import Metrics
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.process_stats import ProcessStats
-from tpu_sync_rl.report import shown_nbytes
+from tpu_sync_rl.report import Report, shown_nbytes
 from tpu_sync_rl.session_log import SessionLog
 
 
@@ -35,6 +37,9 @@ class Journal:
         replica = None if role == "trainer" else name
         self._is_first = process_index == 0
         self._log = SessionLog(options.job, replica, process_index)
+        self._metrics = Metrics(
+            options.metrics, job=options.job, replica=replica, process_index=process_index
+        )
         self._trainer = ""  # the incarnation that is known
         self._failure: FetchFailed | None = None  # the last one
         self._refused: dict[str, str] = {}
@@ -54,6 +59,14 @@ class Journal:
         """The coordinator has thrown this process out."""
         self._log.warning(f"ended by the coordinator: {error}")
 
+    def synced(self, report: Report) -> None:
+        """A call has returned `report`."""
+        self._metrics.synced(report)
+
+    def close(self) -> None:
+        """The session is over."""
+        self._metrics.close()
+
     def sent(self, message: Message) -> None:
         """This process tells the coordinator something."""
         match message:
@@ -71,12 +84,16 @@ class Journal:
         match message:
             case TrainerUp() if message.incarnation != self._trainer:
                 self._trainer = message.incarnation
+                self._metrics.met(len(message.sources))
                 self._log.info(
                     f"the trainer is incarnation {message.incarnation}, "
                     f"of {len(message.sources)} processes"
                 )
             case Announced():
+                self._metrics.announced(message.version)
                 self._log.debug("announced", message.version)
+            case Latest():
+                self._metrics.announced(message.held.version)
             case Abandon() if self._failure is None or message.held != self._failure.held:
                 self._log.warning(
                     "is not received any further: it took longer than the trainer's "
@@ -93,6 +110,7 @@ class Journal:
             case SamplerOutcome():
                 if message.outcome.held is not None:
                     self._log.debug("taken", message.outcome.held.version)
+                self._metrics.ended(message.outcome.error)
             case JobEnded():
                 self._log.info(f"the job has ended: {message.text}")
             case JobClosed():
@@ -101,6 +119,7 @@ class Journal:
                 pass
 
     def _on_failed(self, message: FetchFailed) -> None:
+        self._metrics.retried()
         text = f"not received, but tried again: {message.error}: {message.text}"
         if message == self._failure:
             self._log.debug(text, message.held.version)
@@ -113,6 +132,8 @@ class Journal:
         self._log.debug(f"prepared: {shown_nbytes(stats.wire_nbytes)} in {total_s:.3f} s", version)
 
     def _on_published(self, message: PublishOutcome) -> None:
+        self._metrics.met(len(message.replicas))
+        self._metrics.ended(message.outcome.error)
         held = message.outcome.held
         version = None if held is None else held.version
         if not self._is_first:

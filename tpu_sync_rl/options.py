@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from numbers import Real
 from pathlib import Path
-from typing import Literal, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from tpu_sync_rl import tls as tls_files
+from tpu_sync_rl.metrics import check_registry
 from tpu_sync_rl.tls import TLS
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 DEFAULT_TIMEOUT_S = 600.0
 MAX_CHUNK_NBYTES = 64 << 20
@@ -38,6 +42,7 @@ class Options:
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of the stages of each sync.
         tls: certificates of the control streams; None leaves them in the clear.
+        metrics: registry of the application that gets metrics.
     """
 
     job: str
@@ -52,6 +57,7 @@ class Options:
     insecure: bool
     trace: str | None
     tls: TLS | None
+    metrics: "CollectorRegistry | None"
 
     @classmethod
     def checked(
@@ -69,6 +75,7 @@ class Options:
         insecure: bool,
         trace: str | os.PathLike[str] | None,
         tls: TLS | None,
+        metrics: "CollectorRegistry | None",
     ) -> "Options":
         """The options as a user gave them to `connect_*`, each held against what it may be.
 
@@ -82,6 +89,7 @@ class Options:
         check_choice("same_host", same_host, "auto", "tcp")
         if tls is not None:
             tls_files.check(tls)
+        check_registry(metrics)
         return cls(
             job=checked_name("job", job),
             token=resolve_token(token),
@@ -95,6 +103,7 @@ class Options:
             insecure=bool(insecure),
             trace=None if trace is None else os.fspath(trace),
             tls=tls,
+            metrics=metrics,
         )
 
 

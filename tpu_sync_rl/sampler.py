@@ -249,6 +249,8 @@ class SamplerSession:
         self._client.send(Took(number))
         if error is not None:
             raise error
+        if update is not None:
+            self._client.journal.synced(update.report)
         return update
 
     def _check_last(self, held: Held | None, min_version: int | None) -> None:

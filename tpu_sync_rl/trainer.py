@@ -305,7 +305,9 @@ class TrainerSession:
             )
         if decided.outcome.error:
             raise errors.by_name(decided.outcome.error)(decided.outcome.text)
-        return self._report(publish, decided)
+        report = self._report(publish, decided)
+        self._client.journal.synced(report)
+        return report
 
     def _report(self, publish: Publish, decided: PublishOutcome) -> Report:
         assert self._manifest is not None and self._exporter is not None

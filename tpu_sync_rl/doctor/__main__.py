@@ -66,6 +66,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         insecure=False,
         trace=None,
         tls=TLS(**files) if any(files.values()) else None,
+        metrics=None,
     )
 
 
