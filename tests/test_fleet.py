@@ -469,3 +469,31 @@ def test_round_that_starts_again_waits_for_who_promised_and_was_away(world):
     assert outcome(one[0]).held == Held("A", 1)
     two[0].take(0)
     assert outcome(two[0]).held == Held("A", 1)
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_who_comes_back_after_the_round_began_again(world, knows):
+    """Its promise is broken where the others aborted, unless it knows that they must not."""
+    trainer, one, two = begun(world)
+    prepare(one + two, 1)
+    world.restart()
+    slow = world.replica("slow")
+    come_back(trainer, pinned=[1], replicas=["one"])
+    publish([trainer], 0, 1, timeout_s=1000)
+    for process in one:
+        come_back(process, prepared=[Held("A", 1)], promise=PROMISE)
+    world.pass_time(PATIENCE_S)
+    assert trainer.all(Announced)
+    admit(one + slow)
+    stored = Held("A", 1) if knows else None
+    if knows:
+        come_back(two[0], prepared=[Held("A", 1)], promise=PROMISE, fleet_commit=stored)
+        assert one[0].last(FleetCommit).held == stored
+        return
+    world.pass_time(LEASE_S)
+    assert "version 1 is withdrawn: slow did not" in result(trainer).text
+    come_back(two[0], prepared=[Held("A", 1)], promise=PROMISE)
+    two[0].take(0, wait=False)
+    assert outcome(two[0]).error == "Nothing"
+    publish([trainer], 1, 2)
+    assert two[0].last(Fetch).held == Held("A", 2)

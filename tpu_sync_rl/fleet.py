@@ -73,15 +73,15 @@ class Round:
         return f"the fleet's version {self.held.version} is not yet {whom}"
 
     def commit(self) -> None:
-        """Decides that all replicas return the version, or a newer one, for good."""
-        self._stage = _Stage.COMMITTED
+        """Decides that all replicas return it, or a newer one, unless that is decided."""
+        if self._stage is _Stage.OPEN:
+            self._stage = _Stage.COMMITTED
 
     def abort(self, why: str, replicas: Collection[Replica]) -> None:
         """Decides that no replica returns it, unless it is committed."""
         if self._stage is _Stage.OPEN:
             self.why_aborted, self._stage = why, _Stage.ABORTED
-            for replica in replicas:
-                replica.withdraw(self.held)
+            self.spread(replicas)
 
     def vote(self, replicas: Collection[Replica]) -> None:
         """Commits or aborts as soon as that is clear."""
@@ -96,22 +96,28 @@ class Round:
         elif behind == stragglers:
             self.commit()
 
-    def spread(self, replicas: Collection[Replica], now: float, patience_s: float) -> None:
+    def tell(self, replicas: Collection[Replica], now: float, patience_s: float) -> None:
         """Tells a commit to all who wait for it; settles when they, or all but the lost, know."""
-        if self._stage is _Stage.COMMITTED:
-            told = [replica for replica in replicas if replica.has_promised(self.held)]
-            for replica in told:
-                replica.tell(self.held)
-            if all(r.knows(self.held) or r.departed(now, patience_s) for r in told):
-                self.settle(replicas)
-        elif self._stage is _Stage.SETTLED:
-            self.settle(replicas)
+        if self._stage is not _Stage.COMMITTED:
+            return
+        told = [replica for replica in replicas if replica.has_promised(self.held)]
+        for replica in told:
+            replica.tell(self.held)
+        if all(replica.knows(self.held) or replica.departed(now, patience_s) for replica in told):
+            self.settle()
 
-    def settle(self, replicas: Collection[Replica]) -> None:
-        """Lets calls take it."""
-        self._stage = _Stage.SETTLED
+    def settle(self) -> None:
+        """Lets calls take it, if it is committed."""
+        if self._stage is _Stage.COMMITTED:
+            self._stage = _Stage.SETTLED
+
+    def spread(self, replicas: Collection[Replica]) -> None:
+        """Does to every replica what was decided, those that come later too."""
         for replica in replicas:
-            replica.release(self.held)
+            if self._stage is _Stage.SETTLED:
+                replica.release(self.held)
+            elif self._stage is _Stage.ABORTED:
+                replica.withdraw(self.held)
 
 
 class Fleet:
@@ -141,6 +147,7 @@ class Fleet:
     def begin(self, held: Held, replicas: Collection[Replica], now: float, *, drop: bool) -> Round:
         """Starts the round of `held`, or goes on with the one that a former coordinator began."""
         found = self._rounds.get(held)
+        self._broken |= {round_.held for round_ in self._rounds.values() if round_.why_aborted}
         self._rounds = {h: r for h, r in self._rounds.items() if not r.is_over or r is found}
         if found is None:
             members = [replica for replica in replicas if replica.is_live]
@@ -150,8 +157,6 @@ class Fleet:
                     names |= set(replica.promised.fleet)  # as a former coordinator began it
             found = Round(held, names, members, drop=drop)
             self._rounds[held] = found
-            if self._is_known(held, replicas):
-                found.commit()
             self._go_on(found, replicas, now)
         return found
 
@@ -172,13 +177,16 @@ class Fleet:
         """The job is over: what is committed is handed out, what is not decided is aborted."""
         for round_ in self._rounds.values():
             round_.abort("the job was closed first", replicas)
-            if not round_.why_aborted:
-                round_.settle(replicas)
+            round_.settle()
+            round_.spread(replicas)
 
     def _go_on(self, round_: Round, replicas: Collection[Replica], now: float) -> None:
+        if not round_.is_over and self._is_known(round_.held, replicas):
+            round_.commit()
         round_.vote(replicas)
         if self._are_back(round_.promise, replicas, now):
-            round_.spread(replicas, now, self._patience_s)
+            round_.tell(replicas, now, self._patience_s)
+        round_.spread(replicas)
 
     def _adopt(
         self, replica: Replica, promise: Promise, replicas: Collection[Replica], now: float
@@ -189,9 +197,7 @@ class Fleet:
         have had the time: who comes later has to follow.
         """
         if self._is_known(promise.held, replicas):
-            round_ = Round(promise.held, promise.fleet)
-            round_.commit()
-            self._rounds[promise.held] = round_
+            self._rounds[promise.held] = Round(promise.held, promise.fleet)
         elif promise.held in self._broken or self._are_back(promise, replicas, now):
             self._broken.add(promise.held)
             replica.withdraw(promise.held)
