@@ -9,7 +9,7 @@ keeps the number of states small.
 import pickle
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from types import MethodType
 from typing import Any
@@ -344,6 +344,7 @@ class Model:
     Args:
         num_trainers: processes of the trainer.
         replicas: per replica, its number of processes.
+        late: replicas that are not there at first.
         budget: how often each thing may happen that need not happen: "publish", "enter" (per
             sampler process), "crash" (of the coordinator), "lose" (of a stream), "die" (of a
             sampler process), "repeat" and "echo" (of a message to and from the coordinator),
@@ -358,6 +359,7 @@ class Model:
         *,
         num_trainers: int = 1,
         replicas: dict[str, int],
+        late: Collection[str] = (),
         budget: dict[str, int],
         commit: Commit = "replica",
         on_straggler: OnStraggler = "wait",
@@ -376,6 +378,8 @@ class Model:
         ]
         self.processes: list[Process] = [*self.trainers, *self.samplers]
         for process in self.processes:
+            if process.name in late:
+                continue
             process.connect()
             while process.inbox:
                 process.hear()
@@ -611,6 +615,7 @@ def walk(rng: random.Random) -> list[Step]:
         replicas=rng.choice(
             ({"a": 1, "b": 1}, {"a": 2}, {"a": 2, "b": 1}, {"a": 1, "b": 1, "c": 1})
         ),
+        late=rng.choice(((), ("b",))),
         budget=budget | {"publish": rng.choice((2, 4)), "enter": rng.choice((2, 5))},
         commit=rng.choice(("fleet", "replica")),
         on_straggler=rng.choice(("wait", "drop")),

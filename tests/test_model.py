@@ -11,6 +11,12 @@ ONE = {"publish": 1, "enter": 1}
 SMALL = {
     "coordinator dies": {"replicas": PAIR, "budget": ONE | {"crash": 1}, "commit": "fleet"},
     "stream breaks": {"replicas": PAIR, "budget": ONE | {"lose": 1}, "commit": "fleet"},
+    "replica joins late": {
+        "replicas": PAIR,
+        "late": ("b",),
+        "budget": ONE,
+        "commit": "fleet",
+    },
     "replica dies": {
         "replicas": PAIR,
         "budget": ONE | {"die": 1, "patience": 1},
