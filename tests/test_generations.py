@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from strategies import Shardings, shardings
 
-from tpu_sync_rl.generations import Generation, GenerationPool, ResultPool, Sink
+from tpu_sync_rl.generations import Generation, GenerationLayout, GenerationPool, ResultPool
 from tpu_sync_rl.shard_table import shard_table
 
 MESH = jax.make_mesh((2, 4), ("a", "b"))
@@ -46,7 +46,7 @@ def _acquired(pool: GenerationPool) -> Generation:
 
 def _fill(pool: GenerationPool, generation: Generation, values: Sequence[np.ndarray]) -> None:
     """Puts every box of `values`, in storage coordinates, where the generation wants it."""
-    shards = pool.sink.shards
+    shards = pool.layout.shards
     ranges = shards.ranges.tolist()
     for shard, address in enumerate(generation.sink_addresses.tolist()):
         rank = int(shards.rank[shard])
@@ -60,7 +60,7 @@ def _versions(pool: GenerationPool, value: float) -> tuple[Any, ...]:
     """Arrays of a version whose every element is `value`."""
     generation = _acquired(pool)
     shapes = [
-        leaf.shape if leaf.key_impl is None else (*leaf.shape, 2) for leaf in pool.sink.leaves
+        leaf.shape if leaf.key_impl is None else (*leaf.shape, 2) for leaf in pool.layout.leaves
     ]
     _fill(pool, generation, [np.full(shape, value, np.float32) for shape in shapes])
     return tuple(generation.arrays())
@@ -132,8 +132,8 @@ def test_what_jax_copies_is_made_of_bytes_that_have_landed() -> None:
         for array, value in zip(arrays, values, strict=True):
             assert np.asarray(array).tobytes() == value.tobytes()
         assert arrays[1].format.layout.major_to_minor == (1, 0)
-    assert 2 not in pool.sink.copied
-    assert {0, 1} <= pool.sink.copied
+    assert 2 not in pool.layout.copied
+    assert {0, 1} <= pool.layout.copied
 
 
 def test_keys_are_wrapped_around_their_words() -> None:
@@ -373,16 +373,18 @@ def test_arrays_outlive_their_pool() -> None:
 
 def test_a_result_takes_the_smallest_block_that_fits() -> None:
     results = ResultPool()
-    sinks = {}
+    layouts = {}
     for mebi in (1, 8, 32):
         like = _struct((mebi << 20,), dtype=jnp.int8)
-        sinks[mebi] = Sink.of(shard_table(["w"], [like], wanted=True), [like], process=0)
-    blocks = [results.generation(sinks[mebi]) for mebi in (8, 32, 1)]
+        layouts[mebi] = GenerationLayout.of(
+            shard_table(["w"], [like], wanted=True), [like], process=0
+        )
+    blocks = [results.generation(layouts[mebi]) for mebi in (8, 32, 1)]
     base = {i: int(block.sink_addresses[0]) for i, block in enumerate(blocks)}
     del blocks
     assert len(results._free) == 3
-    assert int(results.generation(sinks[8]).sink_addresses[0]) == base[0]
-    small = results.generation(sinks[1])
+    assert int(results.generation(layouts[8]).sink_addresses[0]) == base[0]
+    small = results.generation(layouts[1])
     assert int(small.sink_addresses[0]) == base[2]
-    other = results.generation(sinks[1])
+    other = results.generation(layouts[1])
     assert int(other.sink_addresses[0]) not in base.values(), "8 MiB are too much for 1"

@@ -34,12 +34,12 @@ _SMALL_NBYTES = 4 << 20  # blocks up to here serve results of any smaller size
 NUM_THREADS = min(8, len(os.sched_getaffinity(0)))
 
 
-Box = tuple[tuple[int, int], ...]  # start and stop per dimension
+Starts = tuple[int, ...]  # per dimension: shards of a leaf are of one shape, so these name a box
 
 
 @dataclass(frozen=True, slots=True)
-class _SinkLeaf:
-    """One array to make: what it is, and which shard has which box."""
+class _ArrayToMake:
+    """What an array is, and which shard has which box."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -48,24 +48,24 @@ class _SinkLeaf:
     sharding: Sharding | Format
     device: Any  # of an array that is not committed to it; else None
     first_shard: int
-    shard_at: Mapping[Box, int]  # box, without a key's words -> shard, counted from first_shard
+    shard_at: Mapping[Starts, int]  # without a key's words -> shard, counted from first_shard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sink:
-    """What a process makes of a version's bytes: shards at fixed offsets, and arrays over them."""
+class GenerationLayout:
+    """Where the shards of a version lie in its memory, and which arrays are made over them."""
 
     shards: LocalShards
     offsets: np.ndarray  # shape=[num_shards], dtype=uint64: bytes into the memory, aligned
     nbytes: int
-    leaves: tuple[_SinkLeaf, ...]  # in the manifest's order
+    leaves: tuple[_ArrayToMake, ...]  # in the manifest's order
     copied: set[int]  # leaves of which JAX makes copies: when their bytes are there, not before
     aliased: set[int]  # leaves that were seen not to be; dtype, layout and alignment decide
 
     @classmethod
     def of(
         cls, table: ShardTable, leaves: Sequence[Any], *, process: int, commit: bool = False
-    ) -> "Sink":
+    ) -> "GenerationLayout":
         """Lays out memory for arrays like `leaves`, of which `table` was made; keeps none of them.
 
         Arrays are committed to their devices where those of `leaves` are, or `commit` is set.
@@ -77,7 +77,7 @@ class Sink:
         ]
         aligned = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes]
         ends = np.cumsum([0, *aligned], dtype=np.uint64)
-        shard_at: dict[tuple[int, int], Mapping[Box, int]] = {}  # by layout and rank of the leaf
+        shard_at: dict[tuple[int, int], Mapping[Starts, int]] = {}  # by layout and rank of the leaf
         made = []
         for leaf, position, first_shard in zip(
             table.manifest.leaves, table.order, shards.first_shard, strict=False
@@ -85,12 +85,10 @@ class Sink:
             rank = len(leaf.shape)
             if (leaf.layout, rank) not in shard_at:
                 layout = table.manifest.layouts[leaf.layout]
-                boxes = layout.boxes[layout.boxes_of(process), :rank].tolist()
-                shard_at[leaf.layout, rank] = {
-                    tuple((start, stop) for start, stop in box): i for i, box in enumerate(boxes)
-                }
+                starts = layout.boxes[layout.boxes_of(process), :rank, 0].tolist()
+                shard_at[leaf.layout, rank] = {tuple(x): i for i, x in enumerate(starts)}
             at = shard_at[leaf.layout, rank]
-            made.append(_sink_leaf(leaves[position], commit, first_shard, at))
+            made.append(_array_to_make(leaves[position], commit, first_shard, at))
         copied = {
             index
             for index, leaf in enumerate(made)
@@ -103,12 +101,14 @@ class Sink:
         return HostMemory(max(1, self.nbytes), NUM_THREADS)
 
 
-def _sink_leaf(like: Any, commit: bool, first_shard: int, shard_at: Mapping[Box, int]) -> _SinkLeaf:
+def _array_to_make(
+    like: Any, commit: bool, first_shard: int, shard_at: Mapping[Starts, int]
+) -> _ArrayToMake:
     is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
     layout = None if is_key else like.format.layout
     is_plain = layout is None or layout.major_to_minor == tuple(range(len(like.shape)))
     committed = commit or getattr(like, "committed", True)
-    return _SinkLeaf(
+    return _ArrayToMake(
         shape=tuple(like.shape),
         dtype=like.dtype,
         stored=np.dtype(np.uint32 if is_key else like.dtype),
@@ -145,15 +145,15 @@ class Generation:
     """
 
     def __init__(
-        self, sink: Sink, memory: HostMemory, on_free: Callable[[HostMemory], object]
+        self, layout: GenerationLayout, memory: HostMemory, on_free: Callable[[HostMemory], object]
     ) -> None:
-        """Takes `memory`, of at least `sink.nbytes`; `on_free` gets it back, on any thread."""
+        """Takes `memory`, of at least `layout.nbytes`; `on_free` gets it back, on any thread."""
         # shape=[num_shards], dtype=uint64: where the bytes of each go, dense and row-major
-        self.sink_addresses = sink.offsets + np.uint64(memory.address)
-        self._sink = sink
+        self.sink_addresses = layout.offsets + np.uint64(memory.address)
+        self._layout = layout
         self._root = _Root((memory.nbytes,), np.uint8, buffer=memoryview(memory))
         weakref.finalize(self._root, on_free, memory).atexit = False
-        self._arrays: list[jax.Array | None] = [None] * len(sink.leaves)
+        self._arrays: list[jax.Array | None] = [None] * len(layout.leaves)
         self._num_prepared = 0  # leaves that prepare_arrays() need not look at again
 
     def prepare_arrays(self, until: Callable[[], bool] = lambda: False) -> None:
@@ -163,7 +163,7 @@ class Generation:
         early where `until()`; what is made already is not made again.
         """
         for index in range(self._num_prepared, len(self._arrays)):
-            if index not in self._sink.copied:
+            if index not in self._layout.copied:
                 if until():
                     return
                 self._arrays[index] = self._made(index, must_alias=True)
@@ -183,16 +183,15 @@ class Generation:
         return made
 
     def _made(self, index: int, *, must_alias: bool) -> jax.Array | None:
-        leaf = self._sink.leaves[index]
+        leaf = self._layout.leaves[index]
 
         def part(where: Any) -> Any:
-            box = tuple(s.indices(n)[:2] for s, n in zip(where, leaf.shape, strict=True))
-            shard = leaf.first_shard + leaf.shard_at[box]
+            shard = leaf.first_shard + leaf.shard_at[tuple([x.start or 0 for x in where])]
             view: np.ndarray = np.ndarray(
-                self._sink.shards.shapes[shard],
+                self._layout.shards.shapes[shard],
                 leaf.stored,
                 buffer=self._root,
-                offset=int(self._sink.offsets[shard]),
+                offset=self._layout.offsets.item(shard),
             )
             if leaf.key_impl is None:
                 return view
@@ -205,15 +204,15 @@ class Generation:
         else:
             with jax.default_device(leaf.device):
                 array = jax.device_put(part((slice(None),) * len(leaf.shape)), may_alias=True)
-        if must_alias and index not in self._sink.aliased:
+        if must_alias and index not in self._layout.aliased:
             if not self._is_alias(index, array):
-                self._sink.copied.add(index)
+                self._layout.copied.add(index)
                 return None
-            self._sink.aliased.add(index)
+            self._layout.aliased.add(index)
         return array
 
     def _is_alias(self, index: int, array: jax.Array) -> bool:
-        first, last = self._sink.shards.first_shard[index : index + 2]
+        first, last = self._layout.shards.first_shard[index : index + 2]
         addresses = set(self.sink_addresses[first:last].tolist())
         shards = array.addressable_shards
         return all(shard.data.unsafe_buffer_pointer() in addresses for shard in shards)
@@ -233,7 +232,7 @@ class GenerationPool:
             leaves: jax.Arrays or ShapeDtypeStructs; they are not kept.
             max_generations: most blocks that ever live.
         """
-        self.sink = Sink.of(table, leaves, process=jax.process_index())
+        self.layout = GenerationLayout.of(table, leaves, process=jax.process_index())
         self._max_generations = max_generations
         self._num_generations = 0
         # Filled from destructors, which may run anywhere: SimpleQueue is made for that.
@@ -262,12 +261,12 @@ class GenerationPool:
                 gc.collect()
                 memory = self._take(0.0)
         if memory is None and may_grow:
-            memory = self.sink.allocate()
+            memory = self.layout.allocate()
             self._num_generations += 1
         while memory is None and (left_s := deadline - time.monotonic()) > 0:
             memory = self._take(min(left_s, _COLLECT_S))
             self._collect()
-        return None if memory is None else Generation(self.sink, memory, self._give_back)
+        return None if memory is None else Generation(self.layout, memory, self._give_back)
 
     def prepare(self, until: Callable[[], bool]) -> None:
         """Makes the arrays over memory that is free, if any, for the `acquire` that comes next.
@@ -278,7 +277,7 @@ class GenerationPool:
             memory = self._take(0.0)
             if memory is None:
                 return
-            self._prepared = Generation(self.sink, memory, self._give_back)
+            self._prepared = Generation(self.layout, memory, self._give_back)
         self._prepared.prepare_arrays(until)
 
     def when_free(self, call: Callable[[], object]) -> None:
@@ -326,8 +325,8 @@ class ResultPool:
         self._largest_nbytes = 0
         self._max_nbytes = 0
 
-    def generation(self, sink: Sink) -> Generation:
-        """A generation for `sink`, in used memory where a block fits. Blocks while it allocates.
+    def generation(self, layout: GenerationLayout) -> Generation:
+        """A generation for `layout`, in used memory where a block fits. Blocks while it allocates.
 
         Raises:
             ValueError: TSR_POOL_NBYTES is no number of bytes.
@@ -335,14 +334,14 @@ class ResultPool:
         limit = os.environ.get("TSR_POOL_NBYTES")
         if limit is not None and not limit.isdecimal():
             raise ValueError(f"TSR_POOL_NBYTES is {limit!r}, expected a number of bytes")
-        memory = self._take(sink.nbytes)
+        memory = self._take(layout.nbytes)
         if memory is None:
             notice_dead_arrays()
-            memory = self._take(sink.nbytes) or sink.allocate()
+            memory = self._take(layout.nbytes) or layout.allocate()
         with self._lock:
             self._largest_nbytes = max(self._largest_nbytes, memory.nbytes)
             self._max_nbytes = 2 * self._largest_nbytes if limit is None else int(limit)
-        return Generation(sink, memory, self._give_back)
+        return Generation(layout, memory, self._give_back)
 
     def release(self) -> None:
         """Gives the memory of dead results back to the system."""

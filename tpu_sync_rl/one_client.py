@@ -13,7 +13,7 @@ from jax.sharding import Sharding
 from tpu_sync_rl import _native
 from tpu_sync_rl.buffers import LocalShards, pin
 from tpu_sync_rl.errors import PlanError
-from tpu_sync_rl.generations import NUM_THREADS, ResultPool, Sink
+from tpu_sync_rl.generations import NUM_THREADS, GenerationLayout, ResultPool
 from tpu_sync_rl.manifest import Rename, Sides, match, renamed
 from tpu_sync_rl.plan import Plan, make_plan
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
@@ -53,7 +53,7 @@ def sync_weights(params: Any, *, to: Any, rename: Rename = None, cast: bool = Fa
     leaves, treedef = jax.tree.flatten(params)
     route = _route(params, leaves, treedef, to, rename, cast)
     aliases = pin(route.source, route.shards, leaves)
-    generation = _results.generation(route.sink)
+    generation = _results.generation(route.layout)
     _native.copy_plan(
         route.plan.native,
         route.directory,
@@ -120,8 +120,8 @@ class _Route:
     source: ShardTable
     shards: LocalShards
     directory: _native.ShardDirectory
-    sink: Sink
-    order: tuple[int, ...]  # per leaf of the sink's manifest its position in the result
+    layout: GenerationLayout
+    order: tuple[int, ...]  # per leaf of the layout its position in the result
     treedef: Any  # of the result
 
 
@@ -177,8 +177,8 @@ def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
             "connect_trainer and connect_sampler"
         ) from error
     shards = LocalShards.of(source, process)
-    made = Sink.of(sink, likes, process=process, commit=True)
-    return _Route(plan, source, shards, shard_directory(shards), made, sink.order, treedef)
+    layout = GenerationLayout.of(sink, likes, process=process, commit=True)
+    return _Route(plan, source, shards, shard_directory(shards), layout, sink.order, treedef)
 
 
 def _likes(params: Any, to: Any, rename: Rename) -> Any:
