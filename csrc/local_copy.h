@@ -1,8 +1,13 @@
 // Carries out a whole plan from memory to memory, for one program that reaches both sides.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <thread>
+#include <vector>
 
 #include "chunk_table.h"
 #include "plan.h"
@@ -19,12 +24,61 @@ struct LocalMemory {
   std::span<const uint64_t> sink_addresses;
 };
 
-// Copies every region of `plan`, whatever process it is planned from, with `num_threads` threads
-// (this one among them) that take chunks in the order of the sources' memory. Returns when all is
-// copied. Sides don't overlap. kInvalid, before the first byte moves, where arrays don't have the
-// lengths that plan and directory ask for, where the directory lacks what the plan reads, or where
-// an address is null or a stride negative.
-Status CopyPlan(const Plan& plan, const ShardDirectory& directory, const LocalMemory& memory,
-                int num_threads);
+// Copies every region of a plan, whatever process it is planned from, with threads that take chunks
+// in the order of the sources' memory, while its owner still finds out where the later ones lie.
+//
+// Belongs to one thread; plan, directory and arrays outlive it. Sides don't overlap.
+class LocalCopy {
+ public:
+  // Starts `num_threads` - 1 threads; the caller's is one more, in Finish. kInvalid, before the
+  // first byte moves, where arrays don't have the lengths that plan and directory ask for, where
+  // the directory lacks what the plan reads, or where a sink address is null.
+  static Status Start(const Plan& plan, const ShardDirectory& directory, const LocalMemory& memory,
+                      int num_threads, std::unique_ptr<LocalCopy>* out);
+  ~LocalCopy() { Close(); }
+  LocalCopy(const LocalCopy&) = delete;
+  LocalCopy& operator=(const LocalCopy&) = delete;
+
+  // Addresses and strides of the first `num_shards` shards, at least as many as before, are in the
+  // arrays and stay: they are copied from now on. kInvalid where one that is read is null, or a
+  // stride negative.
+  Status SetPinned(size_t num_shards);
+
+  // Takes part, and returns when all is copied. kInvalid where shards are missing, or closed.
+  Status Finish();
+
+  // Where it has not finished: leaves the sinks half written. Returns when nobody reads or writes.
+  void Close();
+
+ private:
+  LocalCopy(const Plan& plan, const ShardDirectory& directory, const LocalMemory& memory)
+      : plan_(plan), directory_(directory), memory_(memory) {}
+
+  Status CheckSource() const;
+  Status CheckSink();
+  Status FindShard(const Region& region);
+  Status CheckShard(size_t index) const;
+  void CopyChunks();
+  bool WaitForShard(size_t index) const;
+  void CopyOne(uint64_t index) const;
+
+  const BoxLayout& SinkOf(const LeafPair& pair) const {
+    return plan_.input.layouts[pair.sink_layout];
+  }
+  std::span<const uint32_t> PlacementsOf(const Region& region) const {
+    return std::span(plan_.placements).subspan(region.first_placement, region.num_placements);
+  }
+
+  const Plan& plan_;
+  const ShardDirectory& directory_;
+  const LocalMemory memory_;
+  std::vector<size_t> first_sink_;  // per pair
+  std::vector<uint32_t> shards_;    // per region, its index in the directory
+  std::vector<bool> is_read_;       // per shard
+  std::atomic<size_t> num_pinned_{0};
+  std::atomic<size_t> next_chunk_{0};
+  std::atomic<bool> stopped_{false};
+  std::vector<std::jthread> threads_;
+};
 
 }  // namespace tsr

@@ -20,11 +20,14 @@ std::unique_ptr<HostMemory> Allocate(size_t nbytes, int num_threads) {
   return memory;
 }
 
-void CopyPlanOfArrays(const Plan& plan, const ShardDirectory& directory,
-                      const Array<uint64_t>& addresses, const Array<int64_t>& strides,
-                      const Array<uint64_t>& sink_addresses, int num_threads) {
+std::unique_ptr<LocalCopy> StartCopy(const Plan& plan, const ShardDirectory& directory,
+                                     const Array<uint64_t>& addresses,
+                                     const Array<int64_t>& strides,
+                                     const Array<uint64_t>& sink_addresses, int num_threads) {
   const LocalMemory memory{SpanOf(addresses), SpanOf(strides), SpanOf(sink_addresses)};
-  WithoutGil([&] { return CopyPlan(plan, directory, memory, num_threads); });
+  std::unique_ptr<LocalCopy> copy;
+  WithoutGil([&] { return LocalCopy::Start(plan, directory, memory, num_threads, &copy); });
+  return copy;
 }
 
 // The bytes of a contiguous buffer, held for the life of the object. pybind11's own buffer_info
@@ -65,9 +68,19 @@ void BindMemory(py::module_& module) {
       .def_buffer([](HostMemory& memory) {
         return py::buffer_info(memory.data(), static_cast<py::ssize_t>(memory.nbytes()));
       });
-  module.def("copy_plan", &CopyPlanOfArrays, py::arg("plan"), py::arg("directory"),
-             py::arg("addresses"), py::arg("strides"), py::arg("sink_addresses"),
-             py::arg("num_threads"));
+  // Reads the arrays while they are filled, hence noconvert.
+  py::class_<LocalCopy>(module, "LocalCopy")
+      .def(py::init(&StartCopy), py::arg("plan"), py::arg("directory"),
+           py::arg("addresses").noconvert(), py::arg("strides").noconvert(),
+           py::arg("sink_addresses").noconvert(), py::arg("num_threads"), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(),
+           py::keep_alive<1, 6>())
+      .def(
+          "set_pinned",
+          [](LocalCopy& self, size_t num_shards) { ThrowIfError(self.SetPinned(num_shards)); },
+          py::arg("num_shards"))
+      .def("finish", [](LocalCopy& self) { WithoutGil([&] { return self.Finish(); }); })
+      .def("close", &LocalCopy::Close, py::call_guard<py::gil_scoped_release>());
   module.def("crc32c", &Crc32cOfBuffer, py::arg("buffer"), py::arg("crc") = 0);
   module.def("crc32c_implementation", &Crc32cImplementation);
 }

@@ -7,7 +7,7 @@ namespace tsr {
 
 // BoxLayout, Plan, make_plan, ShardDirectory.
 void BindPlan(pybind11::module_& module);
-// HostMemory, copy_plan, crc32c, crc32c_implementation.
+// HostMemory, LocalCopy, crc32c, crc32c_implementation.
 void BindMemory(pybind11::module_& module);
 
 // Exporter, Fetcher.

@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from strategies import Shardings, shardings
 
-from tpu_sync_rl.buffers import Aliases, AliasResolver, LocalShards, pin
-from tpu_sync_rl.shard_table import shard_table
+from tpu_sync_rl.buffers import Aliases, AliasResolver, LocalShards, computed
+from tpu_sync_rl.shard_table import ShardTable, shard_table
 
 MESH = jax.make_mesh((2, 4), ("a", "b"))
 STEP = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)
@@ -35,6 +35,12 @@ def _params() -> dict[str, jax.Array]:
 
 def _sharding(*spec: Any, memory_kind: str | None = None) -> NamedSharding:
     return NamedSharding(MESH, P(*spec), memory_kind=memory_kind)
+
+
+def _pinned(table: ShardTable, shards: LocalShards, leaves: list[jax.Array]) -> Aliases:
+    aliases = Aliases(table.manifest, shards)
+    aliases.pin(computed(table, leaves))
+    return aliases
 
 
 def _memory(aliases: Aliases, leaf: int, dtype: Any) -> list[np.ndarray]:
@@ -106,7 +112,7 @@ def test_another_process_holds_no_shard_of_ours() -> None:
     table = shard_table(["w"], [_params()["w"]], wanted=False)
     shards = LocalShards.of(table, 1)
     assert (shards.num_shards, shards.num_leaves, len(shards.ranges)) == (0, 1, 0)
-    aliases = pin(table, shards, [_params()["w"]])
+    aliases = _pinned(table, shards, [_params()["w"]])
     assert aliases.holds(0)
     assert len(aliases.addresses) == 0
 
@@ -258,7 +264,7 @@ def test_the_garbage_collector_is_left_as_it_was(enabled: bool) -> None:
             params = _params()
             table = shard_table(list(params), list(params.values()), wanted=False)
             params["v"].delete()
-            Aliases(table.manifest, LocalShards.of(table, 0), list(params.values()))
+            Aliases(table.manifest, LocalShards.of(table, 0)).pin(list(params.values()))
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()
@@ -275,9 +281,9 @@ def test_memory_that_can_not_be_read_in_place_is_copied_to_the_host() -> None:
     array = _params()["w"]
     table = shard_table(["w"], [array], wanted=False)
     shards = LocalShards.of(table, 0)
-    aliases = pin(table, replace(shards, in_place=(False,)), [array])
+    aliases = _pinned(table, replace(shards, in_place=(False,)), [array])
     assert not set(aliases.addresses.tolist()) & set(_pointers(array))
-    in_place = _memory(pin(table, shards, [array]), 0, np.float32)
+    in_place = _memory(_pinned(table, shards, [array]), 0, np.float32)
     for copied, original in zip(_memory(aliases, 0, np.float32), in_place, strict=True):
         assert (copied == original).all()
 
@@ -301,7 +307,19 @@ def test_a_leaf_that_is_deleted_meanwhile_is_refused_by_key() -> None:
     table = shard_table(list(params), list(params.values()), wanted=False)
     params["w"].delete()
     with pytest.raises(ValueError, match="leaf 'w' has been deleted"):
-        Aliases(table.manifest, LocalShards.of(table, 0), list(params.values()))
+        Aliases(table.manifest, LocalShards.of(table, 0)).pin(list(params.values()))
+
+
+def test_each_leaf_is_told_once_its_addresses_are_there() -> None:
+    params = {**_params(), "x": jnp.zeros(3)}
+    table = shard_table(list(params), list(params.values()), wanted=False)
+    aliases = Aliases(table.manifest, LocalShards.of(table, 0))
+    told: list[tuple[int, int]] = []
+    aliases.pin(
+        computed(table, list(params.values())),
+        lambda n: told.append((n, int(np.count_nonzero(aliases.addresses)))),
+    )
+    assert told == [(8, 8), (16, 16), (17, 17)]
 
 
 def test_a_failed_computation_raises_as_jax_does() -> None:

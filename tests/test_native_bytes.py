@@ -29,7 +29,7 @@ def one_box(shape) -> _native.BoxLayout:
 
 
 def copied(source: np.ndarray, dtype=None, num_threads: int = 2) -> np.ndarray:
-    """`source` as `copy_plan` moves it into dense memory of `dtype` (its own where None)."""
+    """`source` as `LocalCopy` moves it into dense memory of `dtype` (its own where None)."""
     dtype = source.dtype if dtype is None else jnp.dtype(dtype)
     from_kind = KINDS.get(source.dtype.name, 0)
     op = 0 if dtype == source.dtype else from_kind << 4 | KINDS[dtype.name]
@@ -50,7 +50,9 @@ def copied(source: np.ndarray, dtype=None, num_threads: int = 2) -> np.ndarray:
     addresses = np.array([source.ctypes.data], np.uint64)
     strides = np.array(source.strides, np.int64)
     sink_addresses = np.array([sink.ctypes.data], np.uint64)
-    _native.copy_plan(plan, directory, addresses, strides, sink_addresses, num_threads)
+    copy = _native.LocalCopy(plan, directory, addresses, strides, sink_addresses, num_threads)
+    copy.set_pinned(1)
+    copy.finish()
     return sink
 
 
@@ -124,7 +126,7 @@ def test_copies_any_order_of_dimensions(dtype, num_threads):
             assert copied(view, num_threads=num_threads).tobytes() == view.tobytes()
 
 
-def test_copy_plan_refuses_arrays_that_do_not_fit():
+def test_a_local_copy_refuses_arrays_that_do_not_fit():
     plan = _native.make_plan(
         [one_box((4,))], np.array([[0, 0, 0, 0, 4, 4, 0]], np.uint32), 0, 1 << 16
     )
@@ -133,7 +135,9 @@ def test_copy_plan_refuses_arrays_that_do_not_fit():
     directory = _native.ShardDirectory(zero, zero, four, kind, zero + 1, ranges, 1)
     addresses = np.zeros(2, np.uint64)
     with pytest.raises(ValueError, match="2 addresses for 1 shards"):
-        _native.copy_plan(plan, directory, addresses, np.zeros(1, np.int64), addresses[:1], 1)
+        _native.LocalCopy(plan, directory, addresses, np.zeros(1, np.int64), addresses[:1], 1)
+    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+        _native.LocalCopy(plan, directory, [0], np.zeros(1, np.int64), addresses[:1], 1)
 
 
 def slow_crc32c(data: bytes, crc: int = 0) -> int:

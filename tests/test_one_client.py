@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from strategies import Shardings, shardings
 
 from tpu_sync_rl import one_client
+from tpu_sync_rl.buffers import Aliases
 from tpu_sync_rl.errors import PlanError
 from tpu_sync_rl.one_client import explain, release_memory, sync_weights
 
@@ -321,6 +322,31 @@ def test_nothing_keeps_the_source_alive() -> None:
     gc.collect()
     assert source() is None
     assert result["w"].shape == (8,)
+
+
+def test_a_leaf_that_is_donated_meanwhile_ends_the_call_and_spoils_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    to = NamedSharding(SAMPLER, P("tp"))
+    values = np.arange(1 << 20, dtype=np.float32)
+    params = {key: _on(TRAINER, values, "tp") + 0 for key in "abc"}
+    older = sync_weights(params, to=to)
+    take = Aliases._take
+
+    def take_late(aliases: Aliases, leaf: int, array: jax.Array) -> None:
+        if leaf == 1:
+            params["b"].delete()
+        take(aliases, leaf, array)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Aliases, "_take", take_late)
+        with pytest.raises(ValueError, match=r"leaf 'b' has been deleted \(donated\?\)"):
+            sync_weights(params, to=to)
+    params["b"] = _on(TRAINER, values, "tp")
+    newer = sync_weights(params, to=to)
+    for key in "abc":
+        _assert_same(older[key], values)
+        _assert_same(newer[key], values)
 
 
 def test_many_threads_may_sync_at_once() -> None:

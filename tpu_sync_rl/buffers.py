@@ -4,7 +4,7 @@ import contextlib
 import gc
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -12,7 +12,6 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tpu_sync_rl.manifest import BoxLayout, Manifest
@@ -39,6 +38,8 @@ class LocalShards:
     first_shard: tuple[int, ...]  # per leaf, and at the end num_shards
     first_stride: tuple[int, ...]  # per leaf: where its strides begin in a flat array; the end
     in_place: tuple[bool, ...]  # per leaf: whether its memory can be read where it is
+    is_key: tuple[bool, ...]  # per leaf: whether it is of typed PRNG keys
+    has_buffer: tuple[bool, ...]  # per leaf: whether Python's buffer protocol knows its dtype
 
     @classmethod
     def of(cls, table: ShardTable, process: int) -> "LocalShards":
@@ -71,6 +72,11 @@ class LocalShards:
             in_place=tuple(
                 _is_readable_in_place(x.dtype, devices[id(of_device)])
                 for x, of_device in zip(manifest.leaves, table.device_boxes, strict=True)
+            ),
+            is_key=tuple(leaf.dtype.startswith("key<") for leaf in manifest.leaves),
+            has_buffer=tuple(
+                leaf.dtype in _BUFFER_DTYPES or leaf.dtype.startswith("key<")
+                for leaf in manifest.leaves
             ),
         )
 
@@ -105,6 +111,8 @@ def _first_devices(
     return tuple(first[box] for box in boxes.tolist())
 
 
+# The buffer protocol knows NumPy's own dtypes alone.
+_BUFFER_DTYPES = frozenset(np.dtype(code).name for code in "?bhilqBHILQefdFD")
 # DLPack knows no elements below one byte, and JAX packs some of them.
 _NARROW = re.compile(r"(u?int|float)[1-7](_|$)")
 
@@ -125,29 +133,35 @@ class Aliases:
     copied to the host. Not thread-safe: one thread at a time, any one.
     """
 
-    def __init__(
-        self, manifest: Manifest, shards: LocalShards, arrays: Sequence[jax.Array]
-    ) -> None:
-        """Pins `arrays`, computed ones, in the order of `manifest`; only pins refer to them.
-
-        Raises:
-            ValueError: a leaf is deleted, or lies in memory in tiles; the message has its key.
-        """
+    def __init__(self, manifest: Manifest, shards: LocalShards) -> None:
+        """Pins nothing yet."""
         self.manifest = manifest
         self.shards = shards  # those that addresses and strides are of, in their order
         self.addresses = np.zeros(shards.num_shards, np.uint64)
         self.strides = np.zeros(shards.first_stride[-1], np.int64)  # bytes, per shard and dimension
         self._pins: dict[int, list[Any]] = {}  # leaf -> what keeps its shards
         self._arrays: list[weakref.ref[jax.Array]] = []
+
+    def pin(
+        self, arrays: Sequence[jax.Array], on_pinned: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """Pins `arrays`, computed ones, in the order of the manifest; only pins refer to them.
+
+        `on_pinned` hears, leaf after leaf, how many of the shards have their addresses and strides.
+
+        Raises:
+            ValueError: a leaf is deleted, or lies in memory in tiles; the message has its key.
+        """
+        self._arrays = [weakref.ref(array) for array in arrays]
         with _collector_paused():
-            for index, (leaf, array) in enumerate(zip(manifest.leaves, arrays, strict=True)):
-                self._arrays.append(weakref.ref(array))
+            for leaf, array in enumerate(arrays):
                 try:
-                    self._take(index, array)
+                    self._take(leaf, array)
                 except RuntimeError as error:
                     if not array.is_deleted():
                         raise
-                    raise ValueError(_deleted(leaf.key)) from error
+                    raise ValueError(_deleted(self.manifest.leaves[leaf].key)) from error
+                on_pinned(self.shards.first_shard[leaf + 1])
 
     def holds(self, leaf: int) -> bool:
         """Whether the shards of `leaf`, an index in the manifest, are pinned."""
@@ -184,31 +198,32 @@ class Aliases:
 
     def _take(self, leaf: int, array: jax.Array) -> None:
         shards = self.shards
-        first, last = shards.first_shard[leaf : leaf + 2]
+        first, last = shards.first_shard[leaf], shards.first_shard[leaf + 1]
         if first == last:
             self._pins[leaf] = []
             return
         parts = _parts(array, shards.devices[leaf])
+        if shards.is_key[leaf]:
+            parts = [jax.random.key_data(part) for part in parts]
         if shards.in_place[leaf]:
             addresses = [part.unsafe_buffer_pointer() for part in parts]
             pins, order = self._held(leaf, parts)
         else:
-            order = tuple(range(parts[0].ndim))
-            pins = [np.array(part, order="C") for part in parts]
+            pins, order = [np.array(part, order="C") for part in parts], None
             addresses = [pin.ctypes.data for pin in pins]
-        strides = _strides(parts[0].shape, order, int(shards.itemsize[first]))
+        strides = _strides(shards.shapes[first], order, shards.itemsize.item(first))
         self.addresses[first:last] = addresses
         self.strides[shards.first_stride[leaf] : shards.first_stride[leaf + 1]] = strides * (
             last - first
         )
         self._pins[leaf] = pins
 
-    def _held(self, leaf: int, parts: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
-        """What keeps the buffers of `parts`, and their dimensions from major to minor."""
-        if parts[0].dtype.isbuiltin == 1:
+    def _held(self, leaf: int, parts: list[Any]) -> tuple[list[Any], tuple[int, ...] | None]:
+        """What keeps the buffers of `parts`, and their dimensions from major to minor, if odd."""
+        if self.shards.has_buffer[leaf]:
             try:
                 # A third of a capsule's cost; JAX makes them of memory in plain rows alone.
-                return [memoryview(part) for part in parts], tuple(range(parts[0].ndim))
+                return [memoryview(part) for part in parts], None
             except BufferError:
                 pass
         layout = parts[0].format.layout
@@ -240,25 +255,24 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _parts(array: jax.Array, devices: tuple[jax.Device, ...]) -> list[jax.Array]:
-    """What `devices` hold of `array`, in storage coordinates; of PRNG keys their words."""
+    """What `devices` hold of `array`."""
     if not array.is_fully_replicated:
         data = {shard.device: shard.data for shard in array.addressable_shards}
-        parts = [data[device] for device in devices]
-    elif array.sharding.num_devices == 1:
-        parts = [array]
-    else:  # JAX takes it apart for one shard alone, where `addressable_shards` makes them all
-        parts = [array.addressable_data(0)]
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return [jax.random.key_data(part) for part in parts]
-    return parts
+        return [data[device] for device in devices]
+    if array.sharding.num_devices == 1:
+        return [array]
+    # JAX takes it apart for one shard alone, where `addressable_shards` makes them all.
+    return [array.addressable_data(0)]
 
 
 @lru_cache
-def _strides(shape: tuple[int, ...], order: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Byte strides of a dense array whose dimensions are `order` from major to minor."""
+def _strides(
+    shape: tuple[int, ...], order: tuple[int, ...] | None, itemsize: int
+) -> tuple[int, ...]:
+    """Byte strides of a dense array whose dimensions are `order` from major to minor (rows)."""
     strides = [0] * len(shape)
     step = itemsize
-    for dim in reversed(order):
+    for dim in reversed(range(len(shape)) if order is None else order):
         strides[dim] = step
         step *= shape[dim]
     return tuple(strides)
@@ -294,11 +308,13 @@ class AliasResolver:
             self._table = shard_table(keys, leaves, wanted=False)
             self._shards = LocalShards.of(self._table, jax.process_index())
             self._known = known
-        return pin(self._table, self._shards, leaves)
+        aliases = Aliases(self._table.manifest, self._shards)
+        aliases.pin(computed(self._table, leaves))
+        return aliases
 
 
-def pin(table: ShardTable, shards: LocalShards, leaves: Sequence[Any]) -> Aliases:
-    """Waits until `leaves`, of which `table` was made, are computed, and pins their `shards`.
+def computed(table: ShardTable, leaves: Sequence[Any]) -> list[jax.Array]:
+    """`leaves`, of which `table` was made, in the order of its manifest; waits for their values.
 
     Raises:
         TypeError: a leaf is no jax.Array; the message has its key.
@@ -311,4 +327,4 @@ def pin(table: ShardTable, shards: LocalShards, leaves: Sequence[Any]) -> Aliase
         if array.is_deleted():
             raise ValueError(_deleted(leaf.key))
     jax.block_until_ready(arrays)
-    return Aliases(table.manifest, shards, arrays)
+    return arrays

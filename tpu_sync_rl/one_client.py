@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
+from contextlib import closing
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 from jax.sharding import Sharding
 
 from tpu_sync_rl import _native
-from tpu_sync_rl.buffers import LocalShards, pin
+from tpu_sync_rl.buffers import Aliases, LocalShards, computed
 from tpu_sync_rl.errors import PlanError
 from tpu_sync_rl.generations import NUM_THREADS, GenerationLayout, ResultPool
 from tpu_sync_rl.manifest import Rename, Sides, match, renamed
@@ -52,9 +53,10 @@ def sync_weights(params: Any, *, to: Any, rename: Rename = None, cast: bool = Fa
     """
     leaves, treedef = jax.tree.flatten(params)
     route = _route(params, leaves, treedef, to, rename, cast)
-    aliases = pin(route.source, route.shards, leaves)
+    arrays = computed(route.source, leaves)
+    aliases = Aliases(route.source.manifest, route.shards)
     generation = _results.generation(route.layout)
-    _native.copy_plan(
+    copy = _native.LocalCopy(
         route.plan.native,
         route.directory,
         aliases.addresses,
@@ -62,6 +64,11 @@ def sync_weights(params: Any, *, to: Any, rename: Rename = None, cast: bool = Fa
         generation.sink_addresses,
         NUM_THREADS,
     )
+    # All that Python does per leaf passes while the other native threads copy.
+    with closing(copy):
+        aliases.pin(arrays, copy.set_pinned)
+        generation.prepare_arrays()
+        copy.finish()
     aliases.drop_all()
     synced: list[Any] = [None] * len(route.order)
     for position, array in zip(route.order, generation.arrays(), strict=True):

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -53,7 +54,7 @@ struct Side {
 };
 
 // One leaf of each of some shapes, on a trainer of three processes and one sampler process.
-class CopyPlanTest : public testing::Test {
+class LocalCopyTest : public testing::Test {
  protected:
   struct LeafCase {
     std::vector<int64_t> shape, source_parts, sink_parts;
@@ -150,8 +151,15 @@ class CopyPlanTest : public testing::Test {
     return nullptr;
   }
 
+  Status Copy(const LocalMemory& memory, int num_threads) {
+    std::unique_ptr<LocalCopy> copy;
+    TSR_RETURN_IF_ERROR(LocalCopy::Start(plan_, directory_, memory, num_threads, &copy));
+    TSR_RETURN_IF_ERROR(copy->SetPinned(directory_.num_shards()));
+    return copy->Finish();
+  }
+
   void ExpectInvalid(const LocalMemory& memory, int num_threads, const std::string& message) {
-    const Status status = CopyPlan(plan_, directory_, memory, num_threads);
+    const Status status = Copy(memory, num_threads);
     EXPECT_EQ(status.code(), Code::kInvalid);
     EXPECT_NE(status.message().find(message), std::string::npos) << status.message();
     for (const auto& box : sinks_.boxes) EXPECT_EQ(box, std::vector<uint8_t>(box.size()));
@@ -168,7 +176,7 @@ class CopyPlanTest : public testing::Test {
   Plan plan_;
 };
 
-TEST_F(CopyPlanTest, MovesEveryElementToEverySinkBox) {
+TEST_F(LocalCopyTest, MovesEveryElementToEverySinkBox) {
   const Op narrow = Op::Cast(FloatKind::kF32, FloatKind::kBF16);
   const Op widen = Op::Cast(FloatKind::kF16, FloatKind::kF32);
   for (int num_threads : {1, 3}) {
@@ -186,13 +194,50 @@ TEST_F(CopyPlanTest, MovesEveryElementToEverySinkBox) {
         {{2304}, {3}, {2}, FloatKind::kF8E4M3FN, Op(), false},
         {{2, 2, 2, 2, 6}, {2, 1, 2, 1, 3}, {1, 2, 1, 2, 2}, FloatKind::kF64, Op(), true},
     }));
-    const Status status = CopyPlan(plan_, directory_, memory(), num_threads);
+    const Status status = Copy(memory(), num_threads);
     ASSERT_TRUE(status.ok()) << status.message();
     ExpectCopied();
   }
 }
 
-TEST_F(CopyPlanTest, RefusesArraysOfTheWrongLength) {
+TEST_F(LocalCopyTest, CopiesShardAfterShardAsTheyArePinned) {
+  for (int num_threads : {1, 4}) {
+    SCOPED_TRACE(num_threads);
+    sources_ = {};
+    sinks_ = {};
+    ASSERT_NO_FATAL_FAILURE(Make({
+        {{64, 96}, {4, 1}, {1, 2}, FloatKind::kBF16, Op(), false},
+        {{96, 64}, {4, 1}, {1, 8}, FloatKind::kF32, Op(), true},
+    }));
+    const std::vector<uint64_t> addresses = sources_.addresses;
+    const std::vector<int64_t> strides = sources_.strides;
+    std::fill(sources_.addresses.begin(), sources_.addresses.end(), 0);
+    std::fill(sources_.strides.begin(), sources_.strides.end(), -1);
+    std::unique_ptr<LocalCopy> copy;
+    ASSERT_TRUE(LocalCopy::Start(plan_, directory_, memory(), num_threads, &copy).ok());
+    for (size_t i = 0; i < addresses.size(); ++i) {
+      EXPECT_EQ(copy->Finish().code(), Code::kInvalid);
+      sources_.addresses[i] = addresses[i];
+      for (size_t d = 2 * i; d < 2 * i + 2; ++d) sources_.strides[d] = strides[d];
+      ASSERT_TRUE(copy->SetPinned(i + 1).ok());
+    }
+    EXPECT_EQ(copy->SetPinned(addresses.size() - 1).code(), Code::kInvalid);
+    EXPECT_EQ(copy->SetPinned(addresses.size() + 1).code(), Code::kInvalid);
+    ASSERT_TRUE(copy->Finish().ok());
+    ExpectCopied();
+  }
+}
+
+TEST_F(LocalCopyTest, WritesNoMoreOnceItIsGivenUp) {
+  Make(kSmall);
+  std::unique_ptr<LocalCopy> copy;
+  ASSERT_TRUE(LocalCopy::Start(plan_, directory_, memory(), 3, &copy).ok());
+  copy->Close();
+  EXPECT_EQ(copy->Finish().message(), "the copy is closed");
+  for (const auto& box : sinks_.boxes) EXPECT_EQ(box, std::vector<uint8_t>(box.size()));
+}
+
+TEST_F(LocalCopyTest, RefusesArraysOfTheWrongLength) {
   Make(kSmall);
   LocalMemory wrong = memory();
   wrong.addresses = wrong.addresses.first(1);
@@ -206,10 +251,10 @@ TEST_F(CopyPlanTest, RefusesArraysOfTheWrongLength) {
   ExpectInvalid(memory(), 0, "num_threads is 0");
 }
 
-TEST_F(CopyPlanTest, RefusesMemoryThatCannotBe) {
+TEST_F(LocalCopyTest, RefusesMemoryThatCannotBe) {
   Make(kSmall);
   sources_.strides[3] = -2;
-  ExpectInvalid(memory(), 2, "a stride is negative");
+  ExpectInvalid(memory(), 2, "box 1 of leaf 0 has a negative stride");
   sources_.strides[3] = 2;
   sources_.addresses[4] = 0;
   ExpectInvalid(memory(), 2, "box 0 of leaf 1 has a null address");
@@ -218,7 +263,7 @@ TEST_F(CopyPlanTest, RefusesMemoryThatCannotBe) {
   ExpectInvalid(memory(), 2, "sink box 1 of leaf 0 has a null address");
 }
 
-TEST_F(CopyPlanTest, RefusesADirectoryOfOtherShards) {
+TEST_F(LocalCopyTest, RefusesADirectoryOfOtherShards) {
   Make(kSmall);
   ASSERT_TRUE(
       ShardDirectory::Make({{0, 0, 2, FloatKind::kBF16, 2, 0}}, {0, 2, 0, 12}, 2, &directory_)
