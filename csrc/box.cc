@@ -60,4 +60,12 @@ void RowMajorStrides(BoxView box, int64_t itemsize, std::span<int64_t> strides) 
   }
 }
 
+int64_t OffsetOf(BoxView inner, BoxView outer, std::span<const int64_t> strides) {
+  int64_t offset = 0;
+  for (int dim = 0; dim < RankOf(inner); ++dim) {
+    offset += (StartOf(inner, dim) - StartOf(outer, dim)) * strides[dim];
+  }
+  return offset;
+}
+
 }  // namespace tsr

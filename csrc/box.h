@@ -35,4 +35,8 @@ std::string FormatBox(BoxView box);
 // Byte strides of a dense row-major array with the extents of `box`.
 void RowMajorStrides(BoxView box, int64_t itemsize, std::span<int64_t> strides);
 
+// Bytes from the first element of `outer`, whose neighbours along each dimension are `strides`
+// bytes apart, to the first one of `inner`.
+int64_t OffsetOf(BoxView inner, BoxView outer, std::span<const int64_t> strides);
+
 }  // namespace tsr

@@ -217,6 +217,10 @@ int64_t ItemsizeOf(FloatKind kind) {
   return index < kItemsizes.size() ? kItemsizes[index] : 0;
 }
 
+int64_t SinkItemsize(Op op, int64_t itemsize) {
+  return op.is_copy() ? itemsize : ItemsizeOf(op.to());
+}
+
 void CastRun(Op op, const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t count) {
   const Row dense = from_stride == ItemsizeOf(op.from()) ? DenseRow(op) : nullptr;
   (dense != nullptr ? dense : RowOfOp(op))(from, from_stride, to, count);

@@ -43,6 +43,9 @@ class Op {
 // Bytes of one element; 0 for kNone and for a value that is no kind.
 int64_t ItemsizeOf(FloatKind kind);
 
+// Bytes that `op` makes of an element of `itemsize` bytes.
+int64_t SinkItemsize(Op op, int64_t itemsize);
+
 // Converts `count` elements of op.from() at `from`, `from_stride` bytes apart, into dense elements
 // of op.to() at `to`. The sides don't overlap and need no alignment. `op` is a valid cast.
 void CastRun(Op op, const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t count);

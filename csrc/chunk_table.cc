@@ -122,7 +122,7 @@ class RegionDecoder {
       table_->boxes.push_back(static_cast<int64_t>(start + extent));
       volume *= extent;
     }
-    *nbytes = volume * static_cast<uint64_t>(op.is_copy() ? shard.itemsize : ItemsizeOf(op.to()));
+    *nbytes = volume * static_cast<uint64_t>(SinkItemsize(op, shard.itemsize));
     return Status();
   }
 

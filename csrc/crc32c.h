@@ -6,14 +6,13 @@
 #include <string_view>
 #include <vector>
 
+#include "stores.h"
+
 namespace tsr {
 
 // CRC32C of `nbytes` bytes at `data`, continued from `crc`, the value for the bytes before them
 // (0 at first). Thread-safe; the implementation is chosen once, at the first call.
 uint32_t Crc32c(uint32_t crc, const void* data, size_t nbytes);
-
-// Where a copy's bytes are written: into the cache, or past it for what nobody reads soon.
-enum class Stores { kCached, kPastCache };
 
 // Copies `nbytes` bytes and returns what Crc32c() returns for them as they lie at `to`. Every byte
 // of `from` is read once, so another process may change it meanwhile: what is summed is what is

@@ -1,14 +1,17 @@
 #include "local_copy.h"
 
 #include <algorithm>
-#include <array>
+#include <limits>
 #include <string>
 #include <utility>
 
+#include "placement_runs.h"
 #include "region_copy.h"
 
 namespace tsr {
 namespace {
+
+constexpr int64_t kMinRunInOrderNbytes = 256;
 
 Status Invalid(const std::string& message) { return Status(Code::kInvalid, message); }
 
@@ -150,35 +153,41 @@ bool LocalCopy::WaitForShard(size_t index) const {
   return !stopped_.load(std::memory_order_relaxed);
 }
 
-// Copies to every sink box its part of a region, straight to where it stays.
 void LocalCopy::CopyOne(uint64_t index) const {
   const Region& region = plan_.regions[index];
   const LeafPair& pair = plan_.pair(region);
-  const ShardDirectory::Shard& shard = directory_.shard(shards_[index]);
-  const size_t rank = shard.rank;
-  const BoxView source = directory_.range(shard);
-  const auto strides = memory_.strides.subspan(directory_.first_stride(shards_[index]), rank);
-  for (uint32_t placement : PlacementsOf(region)) {
-    const BoxView sink = SinkOf(pair).box(placement);
-    std::array<int64_t, 2 * kMaxRank> part_ranges;
-    std::array<int64_t, kMaxRank> sink_stride_array;
-    std::array<int64_t, kMaxRank> extents;
-    const std::span<int64_t> part(part_ranges.data(), 2 * rank);
-    const std::span<int64_t> sink_strides(sink_stride_array.data(), rank);
-    if (!Intersect(plan_.region_box(region), sink, part)) continue;
-    RowMajorStrides(sink, pair.wire_itemsize, sink_strides);
-    const auto* from = reinterpret_cast<const uint8_t*>(memory_.addresses[shards_[index]]);
-    auto* to =
-        reinterpret_cast<uint8_t*>(memory_.sink_addresses[first_sink_[region.pair] + placement]);
-    for (size_t d = 0; d < rank; ++d) {
-      const int dim = static_cast<int>(d);
-      from += (StartOf(part, dim) - StartOf(source, dim)) * strides[d];
-      to += (StartOf(part, dim) - StartOf(sink, dim)) * sink_strides[d];
-      extents[d] = ExtentOf(part, dim);
-    }
-    CopyRegion(pair.op, pair.itemsize, std::span(extents).first(rank), {from, strides},
-               {to, sink_strides});
+  const BoxView held = directory_.range(directory_.shard(shards_[index]));
+  const auto* base = reinterpret_cast<const uint8_t*>(memory_.addresses[shards_[index]]);
+  const auto strides =
+      memory_.strides.subspan(directory_.first_stride(shards_[index]), held.size() / 2);
+  const BoxView box = plan_.region_box(region);
+  const StridedBox from{box, base + OffsetOf(box, held, strides), strides};
+  if (CopyInOrder(region, from)) return;
+  for (uint32_t sink_box : PlacementsOf(region)) {
+    CopyCommon(pair.op, pair.itemsize, from, SinkBoxOf(region, sink_box), Stores::kPastCache);
   }
+}
+
+bool LocalCopy::CopyInOrder(const Region& region, const StridedBox& from) const {
+  const LeafPair& pair = plan_.pair(region);
+  if (region.num_placements == 1 || !IsRowMajor(from, pair.itemsize)) return false;
+  PlacementRuns runs;
+  runs.Start(from.box, pair.wire_itemsize);
+  for (uint32_t sink_box : PlacementsOf(region)) runs.Add(SinkBoxOf(region, sink_box));
+  if (runs.min_run_nbytes() < kMinRunInOrderNbytes) return false;
+  while (!runs.done()) {
+    const PlacementRuns::Run run = runs.Take(std::numeric_limits<int64_t>::max());
+    CopyRun(pair.op, pair.itemsize,
+            from.base + run.wire_offset / pair.wire_itemsize * pair.itemsize, run.data,
+            run.nbytes / pair.wire_itemsize, Stores::kPastCache);
+  }
+  FenceStores();
+  return true;
+}
+
+DenseBox LocalCopy::SinkBoxOf(const Region& region, uint32_t box) const {
+  const uint64_t address = memory_.sink_addresses[first_sink_[region.pair] + box];
+  return {SinkOf(plan_.pair(region)).box(box), reinterpret_cast<uint8_t*>(address)};
 }
 
 }  // namespace tsr

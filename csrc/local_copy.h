@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "box_copy.h"
 #include "chunk_table.h"
 #include "plan.h"
 #include "status.h"
@@ -60,7 +61,13 @@ class LocalCopy {
   Status CheckShard(size_t index) const;
   void CopyChunks();
   bool WaitForShard(size_t index) const;
+  // Copies to every sink box its part of a region, straight to where it stays.
   void CopyOne(uint64_t index) const;
+  // Reads a region once, in the order of its memory, though several sink boxes take parts of it.
+  // False, and nothing copied, where only one does, where the source has it in another order, or
+  // where runs are so short that it is faster to take sink boxes one after another.
+  bool CopyInOrder(const Region& region, const StridedBox& from) const;
+  DenseBox SinkBoxOf(const Region& region, uint32_t box) const;
 
   const BoxLayout& SinkOf(const LeafPair& pair) const {
     return plan_.input.layouts[pair.sink_layout];

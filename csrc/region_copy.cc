@@ -22,7 +22,10 @@ struct Unit {
   Op op;
   int64_t from_nbytes;
   int64_t to_nbytes;
+  Stores stores;
 };
+
+constexpr int64_t kLine = 64;
 
 // Moves `count` units that lie a stride apart on either side.
 using Row = void (*)(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t* to,
@@ -45,22 +48,16 @@ void RunRow(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t*
 
 #if defined(__x86_64__)
 
-// Copies past the cache: the sink's lines are not read before they are overwritten. Where there are
-// gaps between runs, the next one is fetched on the way, for the CPU's own prefetch ends at a gap.
+// Writes whole lines past the cache, and the ends of a run into it. Who calls fences.
 void StreamRow(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t* to,
                int64_t to_stride, int64_t count) {
-  constexpr int64_t kLine = 64;
-  constexpr int64_t kMostAhead = 32 << 10;  // within the nearest cache
-  const bool fetches = from_stride != unit.from_nbytes && unit.from_nbytes <= kMostAhead;
   for (int64_t i = 0; i < count; ++i) {
     const uint8_t* source = from + i * from_stride;
-    const uint8_t* next = fetches && i + 1 < count ? source + from_stride : source;
     uint8_t* sink = to + i * to_stride;
     const int64_t head = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(sink) % kLine);
     std::memcpy(sink, source, static_cast<size_t>(head));
     int64_t done = head;
     for (; done + kLine <= unit.from_nbytes; done += kLine) {
-      _mm_prefetch(reinterpret_cast<const char*>(next + done), _MM_HINT_T0);
       const auto* line = reinterpret_cast<const __m128i*>(source + done);
       auto* out = reinterpret_cast<__m128i*>(sink + done);
       const __m128i a = _mm_loadu_si128(line);
@@ -74,14 +71,20 @@ void StreamRow(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8
     }
     std::memcpy(sink + done, source + done, static_cast<size_t>(unit.from_nbytes - done));
   }
-  _mm_sfence();
 }
+
+#else
+
+constexpr Row StreamRow = RunRow;
 
 #endif  // defined(__x86_64__)
 
-// `in_order` says that the source's runs lie one right behind the other.
-Row CopyRowOf(int64_t nbytes, bool in_order) {
-  switch (nbytes) {
+void CastRow(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t* to,
+             int64_t to_stride, int64_t count);
+
+Row RowOf(const Unit& unit) {
+  if (!unit.op.is_copy()) return CastRow;
+  switch (unit.from_nbytes) {
     case 1:
       return SmallRow<1>;
     case 2:
@@ -93,25 +96,38 @@ Row CopyRowOf(int64_t nbytes, bool in_order) {
     case 16:
       return SmallRow<16>;
   }
-#if defined(__x86_64__)
-  // GB/s past the cache and through it: in order, runs of 1 KiB 26 and 14, of 1 MiB 26 and 20; with
-  // gaps, runs of 2 KiB 13.5 and 14, of 4 KiB 17 and 14.5 (2-core Zen 5 VM, 2026-11-29).
-  if (nbytes >= (in_order ? 1024 : 4096)) return StreamRow;
-#endif
-  return RunRow;
+  // Of memcpy into reused memory, past the cache and through it: runs of 256 B to 16 KiB that the
+  // source has in order 1.2 to 1.4 and 0.9 to 1.1; shorter ones gain nothing where they don't begin
+  // at a line (2 threads, 2-core Zen 5 VM, 2026-11-29).
+  constexpr int64_t kMinStreamNbytes = 256;
+  const bool streams = unit.stores == Stores::kPastCache && unit.from_nbytes >= kMinStreamNbytes;
+  return streams ? StreamRow : RunRow;
 }
 
-// Casts into dense memory: the sink's own, or a buffer from which the elements are spread.
+// Units that touch on both sides move as one run.
+void MoveRow(Unit unit, const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride,
+             int64_t count) {
+  if (unit.op.is_copy() && from_stride == unit.from_nbytes && to_stride == unit.to_nbytes) {
+    unit.from_nbytes *= count;
+    unit.to_nbytes *= count;
+    count = 1;
+  }
+  RowOf(unit)(unit, from, from_stride, to, to_stride, count);
+}
+
+// Casts into dense memory: the sink's own, or a buffer from which the elements go on.
 void CastRow(const Unit& unit, const uint8_t* from, int64_t from_stride, uint8_t* to,
              int64_t to_stride, int64_t count) {
-  if (to_stride == unit.to_nbytes) return CastRun(unit.op, from, from_stride, to, count);
-  constexpr int64_t kMostElements = 512;
-  std::array<uint8_t, kMostElements * sizeof(double)> dense;
-  const Row spread = CopyRowOf(unit.to_nbytes, true);
+  if (to_stride == unit.to_nbytes && unit.stores == Stores::kCached) {
+    return CastRun(unit.op, from, from_stride, to, count);
+  }
+  constexpr int64_t kMostElements = 1024;
+  alignas(kLine) std::array<uint8_t, kMostElements * sizeof(double)> dense;
+  const Unit converted{Op(), unit.to_nbytes, unit.to_nbytes, unit.stores};
   for (int64_t done = 0; done < count; done += kMostElements) {
     const int64_t n = std::min(count - done, kMostElements);
     CastRun(unit.op, from + done * from_stride, from_stride, dense.data(), n);
-    spread(unit, dense.data(), unit.to_nbytes, to + done * to_stride, to_stride, n);
+    MoveRow(converted, dense.data(), unit.to_nbytes, to + done * to_stride, to_stride, n);
   }
 }
 
@@ -175,7 +191,7 @@ void ForEach(std::span<const Dim> dims, const uint8_t* from, uint8_t* to, const 
 // block's bytes are first brought together: the lines of both sides are then touched only once,
 // where a stride that is a multiple of a page would throw them out of the cache half done. GB/s for
 // elements of 1, 2, 4 and 8 bytes: 2.6, 3.7, 4.5 and 5.8 (2-core Zen 5 VM, 2026-11-29).
-void MovePlane(const Unit& unit, Row move, const Dim& row, const Dim& inner, const uint8_t* from,
+void MovePlane(const Unit& unit, const Dim& row, const Dim& inner, const uint8_t* from,
                uint8_t* to) {
   constexpr int64_t kRowNbytes = 256;
   constexpr int64_t kInnerNbytes = 256;
@@ -183,21 +199,17 @@ void MovePlane(const Unit& unit, Row move, const Dim& row, const Dim& inner, con
   std::array<uint8_t, kRowNbytes * kPitch> block;
   const int64_t most_rows = kRowNbytes / unit.to_nbytes;
   const int64_t most_inner = kInnerNbytes / unit.from_nbytes;
-  const Row pack = CopyRowOf(unit.from_nbytes, false);
+  const Row move = RowOf(unit);
+  const Unit packed{Op(), unit.from_nbytes, unit.from_nbytes, Stores::kCached};
   for (int64_t r = 0; r < row.extent; r += most_rows) {
     const int64_t num_rows = std::min(row.extent - r, most_rows);
     for (int64_t i = 0; i < inner.extent; i += most_inner) {
       const int64_t num_inner = std::min(inner.extent - i, most_inner);
       const uint8_t* source = from + r * row.from_stride + i * inner.from_stride;
       for (int64_t k = 0; k < num_rows; ++k) {
-        uint8_t* packed = block.data() + k * kPitch;
-        if (inner.from_stride == unit.from_nbytes) {
-          std::memcpy(packed, source + k * row.from_stride,
-                      static_cast<size_t>(num_inner * unit.from_nbytes));
-        } else {
-          pack(unit, source + k * row.from_stride, inner.from_stride, packed, unit.from_nbytes,
-               num_inner);
-        }
+        uint8_t* packed_row = block.data() + k * kPitch;
+        MoveRow(packed, source + k * row.from_stride, inner.from_stride, packed_row,
+                unit.from_nbytes, num_inner);
       }
       uint8_t* sink = to + r * row.to_stride + i * inner.to_stride;
       for (int64_t k = 0; k < num_inner; ++k) {
@@ -211,34 +223,38 @@ void MovePlane(const Unit& unit, Row move, const Dim& row, const Dim& inner, con
 }  // namespace
 
 void CopyRegion(Op op, int64_t itemsize, std::span<const int64_t> extents, StridedSource from,
-                StridedSink to) {
+                StridedSink to, Stores stores) {
   Dims dims(extents, from, to);
-  Unit unit{op, itemsize, op.is_copy() ? itemsize : ItemsizeOf(op.to())};
+  Unit unit{op, itemsize, SinkItemsize(op, itemsize), stores};
   if (op.is_copy() && !dims.empty() && dims.innermost().from_stride == itemsize &&
       dims.innermost().to_stride == itemsize) {
     unit.from_nbytes *= dims.innermost().extent;
     unit.to_nbytes = unit.from_nbytes;
     dims.Take(dims.span().size() - 1);
   }
-  const bool in_order = dims.empty() || dims.innermost().from_stride == unit.from_nbytes;
-  const Row move = op.is_copy() ? CopyRowOf(unit.from_nbytes, in_order) : CastRow;
-  if (dims.empty()) return move(unit, from.base, 0, to.base, 0, 1);
-
-  constexpr int64_t kLine = 64;
   const size_t last = dims.span().size() - 1;
-  const size_t sink_last = dims.sink_innermost();
-  if (sink_last == last || unit.to_nbytes >= kLine) {
+  if (dims.empty()) {
+    MoveRow(unit, from.base, 0, to.base, 0, 1);
+  } else if (dims.sink_innermost() == last || unit.to_nbytes >= kLine) {
     const Dim row = dims.Take(last);
+    const Row move = RowOf(unit);
     ForEach(dims.span(), from.base, to.base, [&](const uint8_t* source, uint8_t* sink) {
       move(unit, source, row.from_stride, sink, row.to_stride, row.extent);
     });
   } else {
-    const Dim inner = dims.Take(last);
-    const Dim row = dims.Take(sink_last);
+    const Dim row = dims.Take(dims.sink_innermost());
+    const Dim inner = dims.Take(last - 1);
     ForEach(dims.span(), from.base, to.base, [&](const uint8_t* source, uint8_t* sink) {
-      MovePlane(unit, move, row, inner, source, sink);
+      MovePlane(unit, row, inner, source, sink);
     });
   }
+  if (stores == Stores::kPastCache) FenceStores();
+}
+
+void CopyRun(Op op, int64_t itemsize, const uint8_t* from, uint8_t* to, int64_t count,
+             Stores stores) {
+  const int64_t to_itemsize = SinkItemsize(op, itemsize);
+  MoveRow({op, itemsize, to_itemsize, stores}, from, itemsize, to, to_itemsize, count);
 }
 
 RunIterator::RunIterator(int64_t itemsize, std::span<const int64_t> extents,

@@ -6,6 +6,7 @@
 
 #include "box.h"
 #include "cast.h"
+#include "stores.h"
 
 namespace tsr {
 
@@ -24,10 +25,15 @@ struct StridedSink {
 // Copies the box `extents` (shape=[rank]; no extent is 0) of elements of `itemsize` bytes.
 // With a cast `op`, `itemsize` is that of the source, and the sink's strides are in the bytes of
 // op.to(). Dimensions that are dense on both sides move as one run; where the sides run in
-// different orders the box is walked in blocks that stay in cache. Long runs are written past the
-// cache, so the sink is not for reading right afterwards. Sides don't overlap.
+// different orders the box is walked in blocks that stay in cache. `stores` says where all but
+// short runs are written. Sides don't overlap.
 void CopyRegion(Op op, int64_t itemsize, std::span<const int64_t> extents, StridedSource from,
-                StridedSink to);
+                StridedSink to, Stores stores);
+
+// Copies or casts `count` elements that are dense on both sides. Who has it write past the cache
+// calls FenceStores() behind the last of his runs.
+void CopyRun(Op op, int64_t itemsize, const uint8_t* from, uint8_t* to, int64_t count,
+             Stores stores);
 
 // Walks the contiguous byte runs of one strided side of a box, in row-major order of the box.
 // Holds no memory of its own beyond its counters; ranks up to kMaxRank.

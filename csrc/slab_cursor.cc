@@ -4,14 +4,15 @@
 
 namespace tsr {
 
-SlabCursor::SlabCursor(std::span<const int64_t> extents, int64_t itemsize, int64_t limit_nbytes)
-    : rank_(extents.size()), index_nbytes_(itemsize), done_(false) {
-  std::copy(extents.begin(), extents.end(), extents_);
-  std::fill_n(next_, rank_, 0);
+SlabCursor::SlabCursor(BoxView box, int64_t itemsize, int64_t limit_nbytes)
+    : rank_(RankOf(box)), index_nbytes_(itemsize), done_(false) {
+  std::copy(box.begin(), box.end(), box_);
+  std::copy(box.begin(), box.end(), slab_);
+  for (int dim = 0; dim < rank_; ++dim) next_[dim] = StartOf(box, dim);
   if (rank_ == 0) return;
   dim_ = rank_ - 1;
-  while (dim_ > 0 && index_nbytes_ * extents_[dim_] <= limit_nbytes) {
-    index_nbytes_ *= extents_[dim_];
+  while (dim_ > 0 && index_nbytes_ * ExtentOf(box, dim_) <= limit_nbytes) {
+    index_nbytes_ *= ExtentOf(box, dim_);
     --dim_;
   }
 }
@@ -23,21 +24,21 @@ int64_t SlabCursor::Take(int64_t room_nbytes) {
     done_ = true;
     return index_nbytes_;
   }
-  std::copy_n(next_, rank_, start_);
-  std::fill_n(slab_, dim_, 1);
-  std::copy(extents_ + dim_, extents_ + rank_, slab_ + dim_);
-  const int64_t count = std::min(room, extents_[dim_] - next_[dim_]);
-  slab_[dim_] = count;
+  const BoxView box(box_, static_cast<size_t>(2 * rank_));
+  const int64_t count = std::min(room, StopOf(box, dim_) - next_[dim_]);
+  for (int dim = 0; dim <= dim_; ++dim) {
+    slab_[2 * dim] = next_[dim];
+    slab_[2 * dim + 1] = next_[dim] + (dim == dim_ ? count : 1);
+  }
 
   next_[dim_] += count;
-  size_t dim = dim_;
-  while (next_[dim] == extents_[dim]) {
+  for (int dim = dim_; next_[dim] == StopOf(box, dim); --dim) {
     if (dim == 0) {
       done_ = true;
       break;
     }
-    next_[dim] = 0;
-    ++next_[--dim];
+    next_[dim] = StartOf(box, dim);
+    ++next_[dim - 1];
   }
   return count * index_nbytes_;
 }

@@ -25,7 +25,7 @@ struct SourceWorker {
   SinkTables* tables;
   uint64_t max_chunk_nbytes;
   Clock::duration peer_timeout;
-  GatherBlockPool blocks;
+  IovecBlockPool blocks;
   std::unique_ptr<EventLoop> loop;
 };
 
@@ -87,7 +87,7 @@ class SourceStream final : public Pollable {
   // Only while a chunk is being sent.
   std::optional<ChunkGather> gather_;
   std::optional<ChunkGather> block_gather_;  // as it was before the current block
-  std::unique_ptr<GatherBlock> block_;
+  std::unique_ptr<IovecBlock> block_;
   bool block_has_head_ = false;
   size_t block_sent_nbytes_ = 0;
   size_t payload_end_ = 0;  // of the block

@@ -64,5 +64,10 @@ TEST(RowMajorStrides, CountBytesOfTheBox) {
   EXPECT_EQ(strides, (Box{40, 10, 2}));
 }
 
+TEST(OffsetOf, CountsBytesFromTheOuterBox) {
+  EXPECT_EQ(OffsetOf(Box{3, 4, 10, 12}, Box{1, 9, 8, 16}, Box{32, 4}), 2 * 32 + 2 * 4);
+  EXPECT_EQ(OffsetOf(Box{}, Box{}, Box{}), 0);
+}
+
 }  // namespace
 }  // namespace tsr

@@ -192,6 +192,8 @@ TEST_F(LocalCopyTest, MovesEveryElementToEverySinkBox) {
         {{}, {}, {}, FloatKind::kF32, Op(), false},
         {{0, 8}, {1, 2}, {1, 1}, FloatKind::kF32, Op(), false},
         {{2304}, {3}, {2}, FloatKind::kF8E4M3FN, Op(), false},
+        {{16, 1080}, {2, 1}, {1, 4}, FloatKind::kBF16, Op(), false},
+        {{6, 1040}, {1, 1}, {2, 2}, FloatKind::kF32, narrow, false},
         {{2, 2, 2, 2, 6}, {2, 1, 2, 1, 3}, {1, 2, 1, 2, 2}, FloatKind::kF64, Op(), true},
     }));
     const Status status = Copy(memory(), num_threads);

@@ -76,7 +76,8 @@ void ExpectCopies(Op op, int64_t itemsize, const std::vector<int64_t>& extents, 
       CastRun(op, element, itemsize, place, 1);
     }
   });
-  CopyRegion(op, itemsize, extents, {source.data(), from.strides}, {sink.data(), to.strides});
+  CopyRegion(op, itemsize, extents, {source.data(), from.strides}, {sink.data(), to.strides},
+             Between(0, 1) == 0 ? Stores::kCached : Stores::kPastCache);
   ASSERT_EQ(sink, expected) << "extents " << testing::PrintToString(extents) << " from "
                             << testing::PrintToString(from.strides) << " to "
                             << testing::PrintToString(to.strides) << " itemsize " << itemsize;
@@ -123,7 +124,7 @@ TEST(CopyRegionTest, CastsLikeAnElementLoop) {
 }
 
 TEST(CopyRegionTest, TransposesPlanesLargerThanABlock) {
-  for (int64_t itemsize : {1, 2, 4, 8, 16, 24}) {
+  for (int64_t itemsize : {1, 2, 3, 4, 8, 16, 24}) {
     const std::vector<int64_t> extents = {300, 2, 270};
     const Side from = Side::Make(itemsize, extents, true, itemsize == 4);
     const Side to{{itemsize, 300 * 270 * itemsize, 300 * itemsize}, 300 * 2 * 270 * itemsize};
@@ -136,7 +137,7 @@ TEST(CopyRegionTest, TransposesPlanesLargerThanABlock) {
 }
 
 TEST(CopyRegionTest, CopiesLongRunsAtAnyAlignment) {
-  for (int64_t run : {1023, 1024, 1025, 4096, 4099, 70'001}) {
+  for (int64_t run : {255, 256, 257, 1024, 4099, 70'001}) {
     for (int64_t misalignment : {0, 1, 33, 63}) {
       const int64_t gap = misalignment == 33 ? 100 : 0;
       const std::vector<uint8_t> source = RandomBytes(3 * (run + gap) + 64);
@@ -150,7 +151,7 @@ TEST(CopyRegionTest, CopiesLongRunsAtAnyAlignment) {
       const std::vector<int64_t> from = {run + gap, 1};
       const std::vector<int64_t> to = {run + 7, 1};
       CopyRegion(Op(), 1, extents, {source.data() + 63 - misalignment, from},
-                 {sink.data() + misalignment, to});
+                 {sink.data() + misalignment, to}, Stores::kPastCache);
       ASSERT_EQ(sink, expected) << run << " bytes, misaligned by " << misalignment;
     }
   }
