@@ -202,6 +202,32 @@ TEST(CastTest, DenseAndStridedRowsAgree) {
   }
 }
 
+// Rows long enough for vectors, whose special values a CPU's own instructions would not all keep.
+TEST(CastTest, LongRowsOfF32RoundAsSingleElementsDo) {
+  std::vector<uint32_t> floats;
+  for (const uint32_t exponent : {0u, 1u, 126u, 253u, 254u, 255u}) {
+    for (uint32_t high = 0; high < 128; high += 7) {
+      for (const uint32_t low : {0u, 1u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) {
+        for (const uint32_t sign : {0u, 1u}) {
+          floats.push_back(sign << 31 | exponent << 23 | high << 16 | low);
+        }
+      }
+    }
+  }
+  const auto* from = reinterpret_cast<const uint8_t*>(floats.data());
+  for (const FloatKind to : {kBF16, kF16}) {
+    const Op op = Op::Cast(kF32, to);
+    std::vector<uint16_t> row(floats.size());
+    CastRun(op, from, 4, reinterpret_cast<uint8_t*>(row.data()),
+            static_cast<int64_t>(floats.size()));
+    for (size_t i = 0; i < floats.size(); ++i) {
+      uint16_t single;
+      CastRun(op, from + 4 * i, 4, reinterpret_cast<uint8_t*>(&single), 1);
+      ASSERT_EQ(row[i], single) << std::hex << floats[i] << " to " << int(to);
+    }
+  }
+}
+
 TEST(OpTest, KnowsWhichCodesAreValid) {
   int num_valid = 0;
   for (int code = 0; code < 256; ++code) num_valid += Op(static_cast<uint8_t>(code)).valid();
