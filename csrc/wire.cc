@@ -1,8 +1,11 @@
 #include "wire.h"
 
 #include <bit>
+#include <cstddef>
 #include <cstring>
 #include <string>
+
+#include "crc32c.h"
 
 namespace tsr {
 namespace {
@@ -16,9 +19,12 @@ struct Layout {
   uint32_t table;
   uint64_t version;
   uint64_t chunk;
-  uint64_t nbytes;
+  uint32_t nbytes;
+  uint32_t crc;  // of all before it
 };
 static_assert(sizeof(Layout) == kFrameNbytes);
+
+uint32_t CrcOf(const Layout& layout) { return Crc32c(0, &layout, offsetof(Layout, crc)); }
 
 constexpr uint8_t kMagic[3] = {'T', 'S', 'R'};
 
@@ -36,18 +42,21 @@ bool NbytesFits(const Layout& layout) {
 }  // namespace
 
 void EncodeFrame(const Frame& frame, FrameBytes out) {
-  Layout layout{{kMagic[0], kMagic[1], kMagic[2]},
-                frame.kind,
-                frame.table,
-                frame.version,
-                frame.chunk,
-                frame.nbytes};
+  Layout layout{.magic = {kMagic[0], kMagic[1], kMagic[2]},
+                .kind = frame.kind,
+                .table = frame.table,
+                .version = frame.version,
+                .chunk = frame.chunk,
+                .nbytes = static_cast<uint32_t>(frame.nbytes),
+                .crc = 0};
+  layout.crc = CrcOf(layout);
   std::memcpy(out.data(), &layout, sizeof layout);
 }
 
 Status DecodeFrame(std::span<const uint8_t, kFrameNbytes> bytes, Frame* out) {
   Layout layout;
   std::memcpy(&layout, bytes.data(), sizeof layout);
+  if (layout.crc != CrcOf(layout)) return Status(Code::kInvalid, "bytes that are no frame");
   const auto kind = [&] { return std::to_string(static_cast<int>(layout.kind)); };
   if (std::memcmp(layout.magic, kMagic, sizeof kMagic) != 0 || !IsKnown(layout.kind)) {
     return Status(Code::kInvalid, "bytes that are no frame, of kind " + kind());

@@ -38,15 +38,15 @@ struct Frame {
   uint32_t table = 0;  // CRC32C of the table's bytes
   uint64_t version = 0;
   uint64_t chunk = 0;   // index in the table
-  uint64_t nbytes = 0;  // of what follows the frame, the trailer not counted
+  uint64_t nbytes = 0;  // of what follows the frame, the trailer not counted; below 2^32
 };
 
 using FrameBytes = std::span<uint8_t, kFrameNbytes>;
 
 void EncodeFrame(const Frame& frame, FrameBytes out);
 
-// kInvalid for bytes that no frame has, and for an `nbytes` that its kind can't have. That of a
-// kChunk is for the caller to check.
+// kInvalid for bytes that no frame has, and for those of one that were changed on their way; also
+// for an `nbytes` that its kind can't have. That of a kChunk is for the caller to check.
 Status DecodeFrame(std::span<const uint8_t, kFrameNbytes> bytes, Frame* out);
 
 }  // namespace tsr

@@ -119,14 +119,15 @@ def test_versions_arrive_one_after_another(exporter, sink):
 
 
 def test_what_a_source_says_is_shown_though_it_is_no_text(sink):
-    frame = struct.Struct("<3sBIQQQ")
+    frame = struct.Struct("<3sBIQQI")
     ours, theirs = socket.socketpair()
     sink.fetcher.begin(1, sink.addresses)
     sink.fetcher.add_stream(0, ours.detach(), "rail")
     with theirs, theirs.makefile("rb") as stream:
         magic, _, table, *_, nbytes = frame.unpack(stream.read(frame.size))
-        stream.read(nbytes)
-        theirs.sendall(frame.pack(magic, 21, table, 0, 0, 4) + b"\xff no")
+        stream.read(4 + nbytes)
+        invalid = frame.pack(magic, 21, table, 0, 0, 4)
+        theirs.sendall(invalid + struct.pack("<I", _native.crc32c(invalid)) + b"\xff no")
         with pytest.raises(PlanError, match=r"source process 0: \\xff no"):
             sink.fetcher.wait(WAIT_S)
         assert stream.read() == b""
@@ -218,7 +219,7 @@ def _flip_first_of_each_chunk(source: socket.socket, sink: socket.socket, num_fl
     with source.makefile("rb") as stream, contextlib.suppress(OSError):
         while frame := stream.read(32):
             sink.sendall(frame)
-            nbytes = int.from_bytes(frame[24:], "little")
+            nbytes = int.from_bytes(frame[24:28], "little")
             payload = bytearray(stream.read(nbytes))
             if frame[3] == 18:
                 payload[0] ^= num_flips > 0

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
+
+#include "crc32c.h"
 
 namespace tsr {
 namespace {
@@ -16,8 +19,9 @@ Bytes Encoded(const Frame& frame) {
 }
 
 TEST(WireTest, FrameHasTheBytesOfTheFormatsExample) {
-  const Bytes expected = {'T', 'S', 'R', 2, 0xDD, 0xCC, 0xBB, 0xAA, 42, 0, 0, 0, 0, 0, 0, 0,
-                          3,   0,   0,   0, 0,    0,    0,    0,    0,  0, 0, 0, 0, 0, 0, 0};
+  const Bytes expected = {'T', 'S', 'R', 2, 0xDD, 0xCC, 0xBB, 0xAA, 42,   0,   0,
+                          0,   0,   0,   0, 0,    3,    0,    0,    0,    0,   0,
+                          0,   0,   0,   0, 0,    0,    0x65, 0xC9, 0xE3, 0x92};
   EXPECT_EQ(Encoded({FrameKind::kFetch, 0xAABBCCDD, 42, 3}), expected);
 }
 
@@ -42,10 +46,19 @@ TEST(WireTest, WhatIsNoFrameIsRefused) {
     const Status status = DecodeFrame(Encoded({static_cast<FrameKind>(kind)}), &frame);
     EXPECT_EQ(status.message(), "bytes that are no frame, of kind " + std::to_string(kind));
   }
-  for (const int i : {0, 1, 2}) {
-    Bytes bytes = Encoded({FrameKind::kPing});
-    bytes[i] ^= 0x80;
-    EXPECT_EQ(DecodeFrame(bytes, &frame).code(), Code::kInvalid);
+  Bytes bytes = Encoded({FrameKind::kPing});
+  bytes[2] = 'Q';
+  const uint32_t crc = Crc32c(0, bytes.data(), kFrameNbytes - sizeof(crc));
+  std::memcpy(&bytes[kFrameNbytes - sizeof(crc)], &crc, sizeof(crc));
+  EXPECT_EQ(DecodeFrame(bytes, &frame).message(), "bytes that are no frame, of kind 4");
+}
+
+TEST(WireTest, FrameOfWhichABitFlippedIsRefused) {
+  Frame frame{};
+  for (size_t bit = 0; bit < 8 * kFrameNbytes; ++bit) {
+    Bytes bytes = Encoded({FrameKind::kChunk, 0xAABBCCDD, 42, 3, 1 << 20});
+    bytes[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+    EXPECT_EQ(DecodeFrame(bytes, &frame).message(), "bytes that are no frame");
   }
 }
 
@@ -56,7 +69,7 @@ TEST(WireTest, MoreBytesThanAKindCanHaveAreRefused) {
   };
   EXPECT_TRUE(fits(FrameKind::kTable, kMaxTableNbytes));
   EXPECT_FALSE(fits(FrameKind::kTable, kMaxTableNbytes + 1));
-  EXPECT_FALSE(fits(FrameKind::kTable, ~uint64_t{0}));
+  EXPECT_FALSE(fits(FrameKind::kTable, ~uint32_t{0}));
   EXPECT_TRUE(fits(FrameKind::kGone, kMaxTextNbytes));
   EXPECT_FALSE(fits(FrameKind::kGone, kMaxTextNbytes + 1));
   EXPECT_FALSE(fits(FrameKind::kFetch, 1));
