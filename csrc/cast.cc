@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -199,11 +200,17 @@ TSR_AVX512 void CastF32ToBF16(const uint8_t* from, int64_t, uint8_t* to, int64_t
   ConvertEach<F32, BF16>(from, 4, to, count);
 }
 
+// Not every clang knows F16C by name.
+bool HasF16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 Row DenseRow(Op op) {
   static const bool has_avx512 = __builtin_cpu_supports("avx512f") &&
                                  __builtin_cpu_supports("avx512bw") &&
                                  __builtin_cpu_supports("avx512vl");
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") && HasF16c();
   if (!has_avx2) return nullptr;
   if (op == Op::Cast(FloatKind::kF32, FloatKind::kBF16)) {
     return has_avx512 ? CastF32ToBF16 : CastDense<F32, BF16>;

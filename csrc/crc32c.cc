@@ -74,7 +74,7 @@ uint32_t CopyThenSum(uint32_t crc, void* to, const void* from, size_t nbytes, St
 // Factor by which a carry-less product moves a remainder `num_bits` ahead: x^(num_bits - 32) mod P.
 // The missing x^32 is what crc32q multiplies by; the shift makes up for the bit that the product of
 // two reflected numbers falls short by.
-consteval uint64_t Ahead(int num_bits) {
+constexpr uint64_t Ahead(int num_bits) {
   uint32_t power = 0x80000000;  // x^0
   for (int bit = 0; bit < num_bits - 32; ++bit) power = TimesX(power);
   return static_cast<uint64_t>(power) << 1;
