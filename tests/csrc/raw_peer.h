@@ -22,6 +22,8 @@ class RawPeer {
  public:
   explicit RawPeer(UniqueFd fd) : fd_(std::move(fd)) {}
 
+  int fd() const { return fd_.get(); }
+
   // Whether anything, the end of the stream too, comes within the test's time.
   bool Readable() const {
     pollfd polled{fd_.get(), POLLIN, 0};

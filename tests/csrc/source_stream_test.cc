@@ -97,6 +97,48 @@ TEST_F(SourceStreamTest, FloodOfRequestsIsMetTurnByTurn) {
   EXPECT_GT(num_turns, 5);
 }
 
+TEST_F(SourceStreamTest, MemoryThatChangesBeforeItIsSentDoesNotMatchItsChecksum) {
+  Transfer transfer({{.shape = {400'000}, .itemsize = 1}}, 1, 1 << 20);  // one block
+  const Transfer::Source& source = *transfer.sources[0];
+  const std::string table = EncodeChunkTable(transfer.plan, 0);
+  const uint32_t id = Crc32c(0, table.data(), table.size());
+  PublishedVersions versions(&source.directory);
+  ASSERT_OK(versions.Publish(1, source.addresses, source.strides));
+  SinkTables tables;
+  RailStats stats;
+  SourceWorker worker{.directory = &source.directory,
+                      .versions = &versions,
+                      .tables = &tables,
+                      .max_chunk_nbytes = 1 << 20,
+                      .peer_timeout = std::chrono::seconds(20),
+                      .blocks = {},
+                      .loop = nullptr};
+  ASSERT_OK(EventLoop::Start(std::chrono::seconds(20), &worker.loop));
+  auto [ours, theirs] = ConnectedPair();
+  ASSERT_OK(SetNonBlocking(ours.get()));
+  const RawPeer peer(std::move(theirs));
+  auto pipe = std::make_unique<SocketPipe>(ours.get(), &stats);
+  SourceStream stream(std::move(ours), std::move(pipe), 7, &stats, &worker);
+  peer.Write(Encoded({.kind = FrameKind::kTable, .table = id, .nbytes = table.size()}) + table);
+  stream.OnReady(EPOLLIN);
+  EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kTableOk);
+  peer.Write(Encoded({FrameKind::kFetch, id, 1, 0}));
+  stream.OnReady(EPOLLIN);  // sums all of it, and sends what the socket takes
+  ASSERT_TRUE(stream.Reads(1));
+  transfer.sources[0]->shards[0].bytes.back() ^= 1;
+  std::string received;
+  while (received.size() < kFrameNbytes + 400'000 + kTrailerNbytes) {
+    stream.OnReady(EPOLLOUT);
+    char bytes[1 << 16];
+    const ssize_t n = ::recv(peer.fd(), bytes, sizeof(bytes), MSG_DONTWAIT);
+    ASSERT_GT(n, 0);
+    received.append(bytes, static_cast<size_t>(n));
+  }
+  const char* payload = received.data() + kFrameNbytes;
+  const uint32_t crc = Crc32c(0, payload, 400'000);
+  EXPECT_NE(std::memcmp(&crc, payload + 400'000, kTrailerNbytes), 0);
+}
+
 TEST_F(SourceStreamTest, WhatATurnLeavesIsMetInTheNext) {
   Start();
   const RawPeer peer = Connect();
