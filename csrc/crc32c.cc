@@ -133,6 +133,13 @@ TSR_AVX512 inline __m512i Fold(__m512i sum, __m512i factors, __m512i next) {
 
 enum class Keep { kNothing, kCached, kPastCache };
 
+// Where the byte `nbytes` after `to` goes. Nothing may be added to a null pointer.
+template <Keep kKeep>
+inline uint8_t* Past(uint8_t* to, size_t nbytes) {
+  if constexpr (kKeep == Keep::kNothing) return nullptr;
+  return to + nbytes;
+}
+
 // Loads a register, once, and keeps what it has loaded.
 template <Keep kKeep>
 TSR_AVX512 inline __m512i Take(uint8_t* to, const uint8_t* from) {
@@ -170,13 +177,15 @@ TSR_AVX512 uint32_t FoldVpclmulqdq(uint32_t crc, uint8_t* to, const uint8_t* fro
   size_t done = head;
 
   __m512i sums[8];
-  for (int i = 0; i < 8; ++i, done += kRegister) sums[i] = Take<kKeep>(to + done, from + done);
+  for (int i = 0; i < 8; ++i, done += kRegister) {
+    sums[i] = Take<kKeep>(Past<kKeep>(to, done), from + done);
+  }
   sums[0] = _mm512_xor_si512(sums[0],
                              _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int32_t>(crc))));
   const __m512i by_step = FoldBy<8 * kStep>();
   while (done + kStep <= nbytes) {
     for (int i = 0; i < 8; ++i, done += kRegister) {
-      sums[i] = Fold(sums[i], by_step, Take<kKeep>(to + done, from + done));
+      sums[i] = Fold(sums[i], by_step, Take<kKeep>(Past<kKeep>(to, done), from + done));
     }
   }
 
@@ -184,14 +193,14 @@ TSR_AVX512 uint32_t FoldVpclmulqdq(uint32_t crc, uint8_t* to, const uint8_t* fro
   __m512i sum = sums[0];
   for (int i = 1; i < 8; ++i) sum = Fold(sum, by_register, sums[i]);
   for (; done + kRegister <= nbytes; done += kRegister) {
-    sum = Fold(sum, by_register, Take<kKeep>(to + done, from + done));
+    sum = Fold(sum, by_register, Take<kKeep>(Past<kKeep>(to, done), from + done));
   }
   if constexpr (kKeep == Keep::kPastCache) _mm_sfence();
 
   alignas(kRegister) uint64_t lanes[8];
   _mm512_store_si512(lanes, sum);
   crc = Serial(0, reinterpret_cast<const uint8_t*>(lanes), sizeof lanes);
-  return ~TakeSerial<kKeep>(crc, to + done, from + done, nbytes - done);
+  return ~TakeSerial<kKeep>(crc, Past<kKeep>(to, done), from + done, nbytes - done);
 }
 
 TSR_AVX512 uint32_t ExtendVpclmulqdq(uint32_t crc, const void* data, size_t nbytes) {
