@@ -16,18 +16,16 @@ from streams import PATIENCE_S, TOKEN, SamplerSession, TrainerSession
 from tpu_sync_rl import authentication
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError, VersionError
+from tpu_sync_rl.greeting import Challenge, Proof, proofs
 from tpu_sync_rl.message_codec import (
     SESSION_METHOD,
     decode_to_coordinator,
     encode,
-    identity,
 )
 from tpu_sync_rl.messages import (
-    Challenge,
     GiveUp,
     JoinTrainer,
     Leave,
-    Proof,
     Refused,
     TrainerJoined,
 )
@@ -63,11 +61,10 @@ def pretender(serve):
 def proved(messages, token=TOKEN):
     """The coordinator's side of a handshake."""
     greeting = decode_to_coordinator(next(messages))
-    nonce = authentication.new_nonce()
-    yield encode(Challenge(nonce))
+    challenge = Challenge(authentication.new_nonce())
+    yield encode(challenge)
     next(messages)
-    nonces = (greeting.nonce, nonce)
-    yield encode(Proof(authentication.mac(token, "listener", nonces, identity(greeting))))
+    yield encode(Proof(proofs(token, greeting, challenge)[1]))
 
 
 # --- start

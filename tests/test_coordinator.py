@@ -21,20 +21,16 @@ from tpu_sync_rl import coordinator as coordinator_module
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.coordinator_server import MAX_HANDSHAKE_NBYTES, CoordinatorServer
 from tpu_sync_rl.errors import AuthError, SyncError
+from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.long_messages import PIECE_NBYTES
 from tpu_sync_rl.message_codec import (
     SESSION_METHOD,
     decode_from_coordinator,
     encode,
-    identity,
 )
 from tpu_sync_rl.messages import (
     Announced,
-    Challenge,
-    Credentials,
-    Greeting,
     JoinSampler,
-    Proof,
     PublishOutcome,
     Refused,
     SamplerJoined,
@@ -225,9 +221,7 @@ class Raw:
         self.send(encode(greeting))
         challenge = self.read()
         assert isinstance(challenge, Challenge)
-        nonces = (greeting.nonce, challenge.nonce)
-        mac = authentication.mac(token, "dialler", nonces, identity(greeting))
-        self.send(encode(Credentials(mac)))
+        self.send(encode(Credentials(proofs(token, greeting, challenge)[0])))
 
     def __enter__(self):
         return self

@@ -15,7 +15,7 @@ from tpu_sync_rl import software
 from tpu_sync_rl.doctor import __main__ as command
 from tpu_sync_rl.doctor import job, machine
 from tpu_sync_rl.doctor.findings import Finding, exit_status, print_table, to_json
-from tpu_sync_rl.messages import JobStatus, ProcessStatus
+from tpu_sync_rl.messages import ConnectedProcess, JobStatus
 from tpu_sync_rl.nics import Nic
 
 GB = 10**9
@@ -258,7 +258,10 @@ def test_coordinator_that_is_not_there_is_found():
 
 def test_other_versions_of_the_package_are_found():
     mine, other = software.versions(), software.versions() | {"tpu_sync_rl": "0.0.1"}
-    processes = [ProcessStatus("coordinator", "", 0, mine), ProcessStatus("trainer", "A", 1, other)]
+    processes = [
+        ConnectedProcess("coordinator", "", 0, mine),
+        ConnectedProcess("trainer", "A", 1, other),
+    ]
     found = {x.subject: x for x in job.programs(JobStatus(0, None, None, {}, processes))}
     assert found["software of trainer A[1]"].seen == "tpu_sync_rl 0.0.1"
     assert found["software of trainer A[1]"].verdict == "broken"

@@ -36,6 +36,7 @@ FLOORS = (
     ("generations", "listener"),
     # control
     ("messages", "long_messages"),
+    ("greeting",),
     ("message_codec",),
     ("call_log", "members"),
     ("replica",),

@@ -14,6 +14,7 @@ import msgspec
 from tpu_sync_rl import authentication, errors, long_messages, software, tls
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
+from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.journal import Journal
 from tpu_sync_rl.message_codec import (
     MAX_MESSAGE_NBYTES,
@@ -21,18 +22,13 @@ from tpu_sync_rl.message_codec import (
     FromCoordinator,
     decode_from_coordinator,
     encode,
-    identity,
 )
 from tpu_sync_rl.messages import (
-    Challenge,
-    Credentials,
-    Greeting,
     JobStatus,
     JoinSampler,
     JoinTrainer,
     Leave,
     Message,
-    Proof,
     Refused,
     SamplerJoined,
     TrainerJoined,
@@ -270,14 +266,13 @@ class CoordinatorClient:
 
     def _prove(self, messages: Iterator[bytes], outbox: _Outbox) -> None:
         """The mutual handshake. Raises what `_hold_stream` raises."""
-        nonce = authentication.new_nonce()
-        greeting = msgspec.structs.replace(self._greeting, nonce=nonce)
+        greeting = msgspec.structs.replace(self._greeting, nonce=authentication.new_nonce())
         outbox.put(encode(greeting))
-        nonces = (nonce, _expect(messages, Challenge).nonce)
-        if len(nonces[1]) != authentication.NONCE_NBYTES:
-            raise msgspec.DecodeError(f"a nonce of {len(nonces[1])} bytes")
-        mac = authentication.mac(self._token, "dialler", nonces, identity(greeting))
-        outbox.put(encode(Credentials(mac)))
+        challenge = _expect(messages, Challenge)
+        if len(challenge.nonce) != authentication.NONCE_NBYTES:
+            raise msgspec.DecodeError(f"a nonce of {len(challenge.nonce)} bytes")
+        ours, theirs = proofs(self._token, greeting, challenge)
+        outbox.put(encode(Credentials(ours)))
         try:
             proof = _expect(messages, Proof).mac
         except AuthError as error:
@@ -287,8 +282,7 @@ class CoordinatorClient:
                 f"the coordinator at {self._address} has a token and this process has no token: "
                 "pass token= or set TSR_TOKEN or TSR_TOKEN_FILE"
             ) from error
-        expected = authentication.mac(self._token, "listener", nonces, identity(greeting))
-        if not authentication.matches(proof, expected):
+        if not authentication.matches(proof, theirs):
             raise AuthError(f"the coordinator at {self._address} does not have our token")
 
     def _send_join(self, outbox: _Outbox) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from tpu_sync_rl import authentication, software
 from tpu_sync_rl import tls as tls_files
 from tpu_sync_rl.errors import AuthError, SyncError
+from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.job import Job
 from tpu_sync_rl.long_messages import PIECE_NBYTES, Joiner, split
 from tpu_sync_rl.members import Member
@@ -25,19 +26,8 @@ from tpu_sync_rl.message_codec import (
     ToCoordinator,
     decode_to_coordinator,
     encode,
-    identity,
 )
-from tpu_sync_rl.messages import (
-    Challenge,
-    Credentials,
-    Greeting,
-    JobStatus,
-    Leave,
-    Message,
-    ProcessStatus,
-    Proof,
-    Refused,
-)
+from tpu_sync_rl.messages import ConnectedProcess, JobStatus, Leave, Message, Refused
 from tpu_sync_rl.options import join_address
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.tls import TLS
@@ -144,7 +134,7 @@ class CoordinatorServer:
     def _status(self, name: str) -> JobStatus:
         job = self._jobs.get(name)
         status = JobStatus(0, None, None, {}, []) if job is None else job.status()
-        own = ProcessStatus("coordinator", "", 0, software.versions())
+        own = ConnectedProcess("coordinator", "", 0, software.versions())
         return msgspec.structs.replace(status, processes=[own, *status.processes])
 
     async def _prove(self, context: grpc.aio.ServicerContext) -> Greeting | None:
@@ -157,7 +147,7 @@ class CoordinatorServer:
                     self._end_oldest_handshake()
                 return await self._exchange_proofs(context)
         except (SyncError, msgspec.DecodeError) as error:
-            await context.write(encode(Refused(type(error).__name__, str(error))))
+            await context.write(encode(_refusal(error)))
         except TimeoutError:  # no verdict: a client of ours tries again
             text = f"no handshake within {HANDSHAKE_S:g} s, or too many at once"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -174,19 +164,18 @@ class CoordinatorServer:
     async def _exchange_proofs(self, context: grpc.aio.ServicerContext) -> Greeting:
         greeting = await _read_short(context)
         if not isinstance(greeting, Greeting) or greeting.role not in _ROLES:
-            raise SyncError("a stream begins with the greeting of a trainer or a sampler")
+            raise SyncError("a stream begins with the greeting of a trainer, a sampler or a doctor")
         if len(greeting.nonce) != authentication.NONCE_NBYTES:
             raise SyncError(f"a nonce has {authentication.NONCE_NBYTES} bytes")
-        nonces = (greeting.nonce, authentication.new_nonce())
-        await context.write(encode(Challenge(nonces[1])))
+        challenge = Challenge(authentication.new_nonce())
+        await context.write(encode(challenge))
         credentials = await _read_short(context)
-        expected = authentication.mac(self._token, "dialler", nonces, identity(greeting))
+        theirs, ours = proofs(self._token, greeting, challenge)
         if not isinstance(credentials, Credentials) or not authentication.matches(
-            credentials.mac, expected
+            credentials.mac, theirs
         ):
             raise AuthError("the coordinator has another token than this process")
-        proof = authentication.mac(self._token, "listener", nonces, identity(greeting))
-        await context.write(encode(Proof(proof)))
+        await context.write(encode(Proof(ours)))
         return greeting
 
     async def _read(
@@ -209,9 +198,8 @@ class CoordinatorServer:
                     goodbye.set()
                     return
         except (SyncError, msgspec.DecodeError) as error:
-            name = type(error).__name__ if isinstance(error, SyncError) else "SyncError"
             job.on_lost(member, time.monotonic())
-            member.send(Refused(name, str(error)))
+            member.send(_refusal(error))
         except Exception as error:
             _log.exception("a message of %s %r", member.role, member.name)
             job.on_lost(member, time.monotonic())
@@ -230,6 +218,12 @@ async def _write_all(context: grpc.aio.ServicerContext, outbox: "asyncio.Queue[M
         await _write(context, message)
         if isinstance(message, Refused):
             return
+
+
+def _refusal(error: SyncError | msgspec.DecodeError) -> Refused:
+    return Refused(
+        type(error).__name__ if isinstance(error, SyncError) else "SyncError", str(error)
+    )
 
 
 def _replica(greeting: Greeting) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tpu_sync_rl.messages import Message, ProcessStatus, Refused
+from tpu_sync_rl.messages import ConnectedProcess, Message, Refused
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,9 +21,9 @@ class Member:
     software: dict[str, str] = field(default_factory=dict)
 
     @property
-    def status(self) -> ProcessStatus:
+    def status(self) -> ConnectedProcess:
         """What others are told about it."""
-        return ProcessStatus(self.role, self.name, self.process_index, self.software)
+        return ConnectedProcess(self.role, self.name, self.process_index, self.software)
 
 
 class Program:

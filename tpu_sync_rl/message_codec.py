@@ -2,19 +2,17 @@
 
 import msgspec
 
+from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof
 from tpu_sync_rl.messages import (
     Abandon,
     Admit,
     Announced,
-    Challenge,
     CloseJob,
-    Credentials,
     Fetch,
     FetchFailed,
     FleetCommit,
     FleetCommitStored,
     GiveUp,
-    Greeting,
     JobClosed,
     JobEnded,
     JobStatus,
@@ -27,7 +25,6 @@ from tpu_sync_rl.messages import (
     Pins,
     PinsKept,
     Prepared,
-    Proof,
     Publish,
     PublishOutcome,
     RefusalTaken,
@@ -105,8 +102,3 @@ def decode_to_coordinator(data: bytes) -> ToCoordinator:
 def decode_from_coordinator(data: bytes) -> FromCoordinator:
     """What the coordinator sent. Raises msgspec.DecodeError for anything else."""
     return _from_coordinator.decode(data)
-
-
-def identity(greeting: Greeting) -> tuple[str | int, ...]:
-    """What both proofs of a handshake cover besides the nonces."""
-    return ("control", greeting.role, greeting.job, greeting.name, greeting.process_index)

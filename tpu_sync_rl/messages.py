@@ -1,11 +1,10 @@
 """What the programs of a job and its coordinator say to each other, as typed structs.
 
 Every client process keeps one bidirectional gRPC stream to the coordinator. It opens with a mutual
-handshake (`Greeting`, `Challenge`, `Credentials`, `Proof`), then one `JoinTrainer` or
-`JoinSampler`; after that both sides send the structs below whenever they have something to say. A
-broken stream is opened again by the client, whose join then carries what it holds, so that the
-coordinator needs no disk. Around such a break a message may come twice: each side takes the second
-one for the first.
+handshake (see `greeting`), then one `JoinTrainer` or `JoinSampler`; after that both sides send the
+structs below whenever they have something to say. A broken stream is opened again by the client,
+whose join then carries what it holds, so that the coordinator needs no disk. Around such a break a
+message may come twice: each side takes the second one for the first.
 
 Versions are ints within an *incarnation* (a random hex id). A *sink* is the id that the coordinator
 gives to one sampler process for one connection of its session; it names chunk tables and pins.
@@ -61,36 +60,7 @@ class Outcome(Struct, frozen=True):
     held: Held | None
 
 
-# --- handshake: the same for both roles
-
-
-class Greeting(Message, frozen=True):
-    """Who dials, in the clear, with the dialler's nonce."""
-
-    role: str  # "trainer" or "sampler", or "doctor", which hears a `JobStatus` and takes no part
-    job: str
-    name: str  # a trainer's incarnation, a sampler's replica
-    process_index: int
-    nonce: bytes
-    software: dict[str, str] = {}  # versions by package
-
-
-class Challenge(Message, frozen=True):
-    """The coordinator's nonce."""
-
-    nonce: bytes
-
-
-class Credentials(Message, frozen=True):
-    """The dialler's proof that it knows the token."""
-
-    mac: bytes
-
-
-class Proof(Message, frozen=True):
-    """The coordinator's own proof, for a client that has given its credentials."""
-
-    mac: bytes
+# --- whatever the role
 
 
 class Refused(Message, frozen=True):
@@ -100,23 +70,8 @@ class Refused(Message, frozen=True):
     text: str
 
 
-class ProcessStatus(Struct, frozen=True):
-    """A process that is connected."""
-
-    role: str
-    name: str
-    process_index: int
-    software: dict[str, str]
-
-
-class JobStatus(Message, frozen=True):
-    """All that a doctor is told, before the stream ends."""
-
-    sink: int  # under which it may dial the trainer
-    trainer: "TrainerUp | None"
-    newest: Held | None
-    replicas: dict[str, str]  # how far each is
-    processes: list[ProcessStatus]
+class Leave(Message, frozen=True):
+    """A clean goodbye; the coordinator then ends the stream."""
 
 
 # --- trainer to coordinator
@@ -303,10 +258,6 @@ class FleetCommitStored(Message, frozen=True):
     held: Held
 
 
-class Leave(Message, frozen=True):
-    """A clean goodbye, of either role."""
-
-
 # --- coordinator to sampler
 
 
@@ -390,3 +341,25 @@ class JobEnded(Message, frozen=True):
 
     call: int
     text: str
+
+
+# --- coordinator to doctor
+
+
+class ConnectedProcess(Struct, frozen=True):
+    """A process that is connected."""
+
+    role: str
+    name: str
+    process_index: int
+    software: dict[str, str]
+
+
+class JobStatus(Message, frozen=True):
+    """All that a doctor is told, before the stream ends."""
+
+    sink: int  # under which it may dial the trainer
+    trainer: TrainerUp | None
+    newest: Held | None
+    replicas: dict[str, str]  # how far each is
+    processes: list[ConnectedProcess]
