@@ -38,7 +38,7 @@ FLOORS = (
     ("messages", "long_messages"),
     ("greeting",),
     ("message_codec",),
-    ("call_log", "members"),
+    ("call_log", "members", "verdict"),
     ("replica",),
     ("fleet", "readers"),
     ("publish_call",),

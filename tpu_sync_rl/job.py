@@ -276,13 +276,13 @@ class Job:
         match message:
             case Admit():
                 if message.digest == digest:
-                    replica.admit(process)
+                    replica.verdict.admit(process)
             case Refuse():
                 if message.digest == digest:
                     replica.refuse(process, digest, message.text, now)
             case RefusalTaken():
                 if message.digest == digest:
-                    replica.acknowledge(process)
+                    replica.verdict.acknowledge(process)
             case Prepared():
                 replica.on_prepared(process, message)
             case FetchFailed():

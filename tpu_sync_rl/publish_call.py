@@ -114,11 +114,11 @@ class PublishCall:
 
     def unmet(self, replicas: Collection[Replica], now: float, lease_s: float) -> Outcome | None:
         """Why `min_replicas` can't be had any more: too many were refused, and all know."""
-        refused = [replica for replica in replicas if replica.knows_refusal(now, lease_s)]
+        refused = [r for r in replicas if r.verdict.is_refusal_known(r.members, now, lease_s)]
         undecided = any(replica.is_live and not replica.is_admitted for replica in replicas)
         if not refused or undecided:
             return None
-        texts = [f"replica {replica.name!r}: {replica.refusal}" for replica in refused]
+        texts = [f"replica {replica.name!r}: {replica.verdict.text}" for replica in refused]
         return Outcome("ManifestError", "\n".join([self.shortage(replicas), *texts]), None)
 
     def shortage(self, replicas: Collection[Replica]) -> str:
@@ -127,8 +127,8 @@ class PublishCall:
         others = []
         for replica in replicas:
             if not replica.is_admitted:
-                lack = replica.absent() or ("refused" if replica.refusals else "not decided yet")
-                others.append(f"{replica.name!r} ({lack})")
+                verdict = "refused" if replica.verdict.is_refused else "not decided yet"
+                others.append(f"{replica.name!r} ({replica.absent() or verdict})")
         have = f"{len(admitted)} admitted{': ' if admitted else ''}{', '.join(admitted)}"
         return (
             f"version {self.first.version} was not announced and may be published again: it needs "
@@ -151,7 +151,7 @@ class PublishCall:
                 self.lost.add(replica.name)
             elif replica.is_live:
                 continue
-            elif not (replica.refusals or replica.left or replica.ended):
+            elif not (replica.verdict.is_refused or replica.left or replica.ended):
                 self.lost.add(replica.name)
             self.waiting.discard(replica)
         settled = self.round is None or self.round.is_settled
@@ -200,7 +200,7 @@ class PublishCall:
             seconds,
             statuses,
             sorted(self.lost),
-            {replica.name: replica.refusal for replica in replicas if replica.refusals},
+            {r.name: r.verdict.text for r in replicas if r.verdict.is_refused},
         )
         self.waiting.clear()
         return self.outcome

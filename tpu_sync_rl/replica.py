@@ -20,6 +20,7 @@ from tpu_sync_rl.messages import (
     SamplerJoined,
 )
 from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.verdict import Verdict
 
 # Failures that another try may not cure: a call that waits is told at once.
 _TELLING = ("CorruptionError", "PlanError", "ManifestError")
@@ -59,6 +60,8 @@ class Replica(Program):
         overdue: the newest version that it can't get any more, since its lease ended first.
         known_commits: the fleet's, as processes say that knew them from another coordinator.
         ended: what it was told when the job ended; None as long as it takes part.
+        verdict: on the trainer's manifest.
+        calls: those of its program, and what was decided on them.
     """
 
     def __init__(self, name: str, first: JoinSampler, patience_s: float) -> None:
@@ -72,13 +75,10 @@ class Replica(Program):
         self.overdue: Held | None = None
         self.known_commits: set[Held] = set()
         self.ended: JobEnded | None = None
+        self.verdict = Verdict()
         self.calls = CallLog(first.process_count)
         self._last_failure = ""
-        self.refusals: dict[int, str] = {}  # per process, for the present manifest
-        self._acknowledged: set[int] = set()  # processes that know of the refusal
         self._patience_s = patience_s
-        self._admitted: set[int] = set()
-        self._refused_digest, self._refused_at = "", 0.0
         self._stats: dict[Held, list[ProcessStats]] = {}
         self._fleet_commit: Held | None = None  # the last one told
         self._stored: set[int] = set()  # processes that have stored it
@@ -103,8 +103,8 @@ class Replica(Program):
             for decision in self.calls.unheard(other.process_index):
                 if other is member or decision in news:
                     other.send(decision)
-        if self.refusals:
-            member.send(ReplicaRefused(self._refused_digest))
+        if self.verdict.is_refused:
+            member.send(ReplicaRefused(self.verdict.digest))
         if self.ended is not None:
             member.send(self.ended)
         if self._restoring is not None:
@@ -138,7 +138,7 @@ class Replica(Program):
     @property
     def is_live(self) -> bool:
         """Whether it takes part: complete, not refused, and the job has not ended for it."""
-        return self.complete and not self.refusals and self.ended is None
+        return self.complete and not self.verdict.is_refused and self.ended is None
 
     @property
     def is_restored(self) -> bool:
@@ -155,44 +155,18 @@ class Replica(Program):
 
     def ask_again(self) -> None:
         """A new manifest: every process is to admit or refuse it."""
-        self._admitted.clear()
-        self.refusals.clear()
-        self._acknowledged.clear()
+        self.verdict.forget()
         self._num_failures, self._retry_at, self._last_failure = 0, 0.0, ""
 
-    def admit(self, process: int) -> None:
-        """The manifest fits what `process` wants."""
-        self._admitted.add(process)
-
-    def acknowledge(self, process: int) -> None:
-        """`process` knows that the replica is refused."""
-        self._acknowledged.add(process)
-
     def refuse(self, process: int, digest: str, text: str, now: float) -> None:
-        """The manifest does not fit what `process` wants: the replica is refused."""
-        if not self.refusals:
-            self._refused_digest, self._refused_at = digest, now
-        self.refusals[process] = text
+        """The manifest does not fit what `process` wants: the whole replica is refused."""
+        self.verdict.refuse(process, digest, text, now)
         self.broadcast(ReplicaRefused(digest))
-
-    @property
-    def refusal(self) -> str:
-        """Every difference that its processes named; "" where none refused."""
-        return "\n".join(dict.fromkeys(text for _, text in sorted(self.refusals.items())))
 
     @property
     def is_admitted(self) -> bool:
         """Whether it is live, and every process has admitted the manifest."""
-        return self.is_live and len(self._admitted) == self.process_count
-
-    def knows_refusal(self, now: float, lease_s: float) -> bool:
-        """Whether it is refused, and each process knows, is gone, or has had `lease_s` to say so.
-
-        The trainer's call may then fail for it without a sampler that still waits for a word.
-        """
-        if not self.refusals:
-            return False
-        return self.members.keys() <= self._acknowledged or now >= self._refused_at + lease_s
+        return self.is_live and self.verdict.num_admitted == self.process_count
 
     # --- transfers
 
@@ -315,8 +289,8 @@ class Replica(Program):
             self.conclude(Outcome("PeerLostError", f"replica {self.name!r}: {departed}", None))
         elif take is None:
             return
-        elif self.refusals:
-            self.conclude(Outcome("ManifestError", self.refusal, None))
+        elif self.verdict.is_refused:
+            self.conclude(Outcome("ManifestError", self.verdict.text, None))
         elif not take.wait:
             self.conclude(Outcome("Nothing", "", None))
         elif self.calls.expired(now):
