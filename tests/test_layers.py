@@ -35,7 +35,7 @@ FLOORS = (
     ("buffers", "rails", "transport"),
     ("generations", "listener"),
     # control
-    ("messages", "long_messages"),
+    ("messages", "long_messages", "keepalive"),
     ("greeting",),
     ("message_codec",),
     ("call_log", "members", "verdict"),
@@ -45,7 +45,7 @@ FLOORS = (
     ("incarnation",),
     ("job",),
     ("coordinator_process",),
-    ("coordinator_server", "journal"),
+    ("coordinator_server", "journal", "channel"),
     ("coordinator", "client"),
     # roles
     ("calls", "program", "dialler"),

@@ -18,11 +18,11 @@ from certificates import Authority
 from streams import JOB, PATIENCE_S, TOKEN, SamplerSession, TrainerSession
 
 import tpu_sync_rl as tsr
-from tpu_sync_rl import tls as tls_module
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.errors import AuthError, SyncTimeoutError
 from tpu_sync_rl.messages import PublishOutcome
 from tpu_sync_rl.options import split_address
+from tpu_sync_rl.tls import check_tls
 
 pytestmark = certificates.needs_openssl
 
@@ -219,20 +219,20 @@ def test_host_of_the_coordinator_needs_a_certificate(authority):
 def test_missing_file_is_named(server, tmp_path, name):
     path = tmp_path / "none.pem"
     with pytest.raises(ValueError, match=f"tls: {re.escape(str(path))}: No such file"):
-        tls_module.check(dataclasses.replace(server, **{name: path}))
+        check_tls(dataclasses.replace(server, **{name: path}))
 
 
 def test_file_of_another_kind_is_named(authority, server, tmp_path):
     with pytest.raises(ValueError, match=r"tls: ca=.*server\.key holds no certificate"):
-        tls_module.check(tsr.TLS(ca=server.key))
+        check_tls(tsr.TLS(ca=server.key))
     other = authority.issue("other")
     with pytest.raises(ValueError, match=r"tls: key=.*other\.key is no key, without a password"):
-        tls_module.check(dataclasses.replace(server, key=other.key))
+        check_tls(dataclasses.replace(server, key=other.key))
     locked = tmp_path / "locked.key"
     encrypt = ["openssl", "ec", "-aes256", "-passout", "pass:x", "-in", server.key, "-out", locked]
     subprocess.run(encrypt, check=True, capture_output=True)
     with pytest.raises(ValueError, match=r"tls: key=.*locked\.key is no key, without a password"):
-        tls_module.check(dataclasses.replace(server, key=locked))
+        check_tls(dataclasses.replace(server, key=locked))
 
 
 def test_other_things_than_tls_are_refused():

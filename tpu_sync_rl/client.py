@@ -1,7 +1,6 @@
 """A process's stream to the coordinator: dialled, proved, joined, and dialled again when lost."""
 
 import atexit
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import TypeVar
 import grpc
 import msgspec
 
-from tpu_sync_rl import authentication, errors, long_messages, software, tls
+from tpu_sync_rl import authentication, channel, errors, long_messages, software
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
@@ -41,13 +40,6 @@ _Outbox = SimpleQueue[bytes | None]
 _FIRST_REDIAL_S = 0.1
 _MOST_REDIAL_S = 1.0
 _GOODBYE_S = 0.5
-
-# How gRPC says that the other end has no TLS, or a certificate that is not to be trusted.
-_TLS_FLAWS = (
-    "CERTIFICATE_VERIFY_FAILED",
-    "Hostname Verification Check failed",
-    "WRONG_VERSION_NUMBER",
-)
 
 
 class CoordinatorClient:
@@ -87,9 +79,7 @@ class CoordinatorClient:
     ) -> None:
         self._address = address
         self._token = options.token
-        self._tls = options.tls
-        self._files = None if options.tls is None else tls.read(options.tls)
-        self._channel_options = _channel_options(options)
+        self._channels = channel.Channels(address, options)
         versions = software.versions()
         self._greeting = Greeting(role, options.job, name, process_index, b"", versions)
         self.journal = Journal(options, role, name, process_index)
@@ -183,8 +173,8 @@ class CoordinatorClient:
             try:
                 joined = self._hold_stream()
             except grpc.RpcError as error:
-                joined, failure = self._is_joined(), _describe(error)
-                if any(flaw in failure for flaw in _TLS_FLAWS):
+                joined, failure = self._is_joined(), channel.failure(error)
+                if channel.is_tls_flaw(failure):
                     refusal = AuthError(f"the coordinator at {self._address} and tls=: {failure}")
             except msgspec.DecodeError as error:
                 joined, failure = self._is_joined(), f"it does not speak our protocol: {error}"
@@ -224,8 +214,8 @@ class CoordinatorClient:
             grpc.RpcError, msgspec.DecodeError: the stream broke.
         """
         outbox: _Outbox = SimpleQueue()
-        with self._new_channel() as channel:
-            stream = channel.stream_stream(SESSION_METHOD)(_pieces(outbox))
+        with self._channels.new() as opened:
+            stream = opened.stream_stream(SESSION_METHOD)(_pieces(outbox))
             messages = long_messages.join(stream, MAX_MESSAGE_NBYTES)
             with self._changed:
                 self._stream = stream
@@ -246,16 +236,6 @@ class CoordinatorClient:
             finally:
                 outbox.put(None)
                 stream.cancel()
-
-    def _new_channel(self) -> grpc.Channel:
-        if self._tls is None:
-            return grpc.insecure_channel(self._address, self._channel_options)
-        with contextlib.suppress(OSError):  # they may have been renewed, or are about to be
-            self._files = tls.read(self._tls)
-        assert self._files is not None
-        certificate, key, ca = self._files
-        credentials = grpc.ssl_channel_credentials(ca or certificate, key, certificate)
-        return grpc.secure_channel(self._address, credentials, self._channel_options)
 
     def _note_joined(self) -> None:
         self.journal.on_joined(self._address)
@@ -327,29 +307,3 @@ def _expect(messages: Iterator[bytes], kind: type[M]) -> M:
     if not isinstance(message, kind):
         raise msgspec.DecodeError(f"{type(message).__name__} in place of {kind.__name__}")
     return message
-
-
-def _channel_options(options: Options) -> list[tuple[str, int | str]]:
-    peer_timeout_s = options.peer_timeout_s
-    name = None if options.tls is None else options.tls.server_name
-    return [
-        *([] if name is None else [("grpc.ssl_target_name_override", name)]),
-        ("grpc.max_receive_message_length", long_messages.PIECE_NBYTES),
-        ("grpc.keepalive_time_ms", int(1000 * peer_timeout_s / 3)),
-        ("grpc.keepalive_timeout_ms", int(1000 * peer_timeout_s / 2)),
-        ("grpc.http2.ping_timeout_ms", int(1000 * peer_timeout_s / 2)),  # else a minute
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.enable_retries", 0),
-        # A pool that is shared would keep the long pauses of earlier attempts to connect.
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-
-
-def _describe(error: grpc.RpcError) -> str:
-    if not isinstance(error, grpc.Call):
-        return str(error)
-    text = f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
-    if "Socket closed" in text:  # that is all that one learns of a coordinator with other ideas
-        text += " (it ended just so; does it want tls=, or tls= with a certificate and key?)"
-    return text

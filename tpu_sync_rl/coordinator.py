@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from tpu_sync_rl import tls as tls_files
 from tpu_sync_rl.coordinator_server import CoordinatorServer
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import is_loopback, join_address, resolve_token, split_address
-from tpu_sync_rl.tls import TLS
+from tpu_sync_rl.tls import TLS, check_tls
 
 _PARENT_POLL_S = 0.2
 
@@ -64,7 +63,7 @@ def _tls(arguments: argparse.Namespace) -> TLS | None:
     if files == [None] * len(files):
         return None
     tls = TLS(certificate=files[0], key=files[1], ca=files[2])
-    tls_files.check(tls, serves=True)
+    check_tls(tls, serves=True)
     return tls
 
 

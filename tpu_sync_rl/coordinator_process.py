@@ -14,8 +14,7 @@ from pathlib import Path
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import check_exposure, join_address, split_address
-from tpu_sync_rl.tls import TLS
-from tpu_sync_rl.tls import check as check_tls
+from tpu_sync_rl.tls import TLS, Files, check_tls
 
 _START_S = 30.0
 _STOP_S = 1.0
@@ -134,7 +133,7 @@ def start_coordinator(
     command += ["--peer_timeout", str(peer_timeout)]
     if insecure:
         command.append("--insecure")
-    for name in ("certificate", "key", "ca"):
+    for name in Files._fields:
         path = getattr(tls, name, None)
         if path is not None:
             command += [f"--tls_{name}", os.fspath(path)]

@@ -14,10 +14,10 @@ import grpc.aio
 import msgspec
 
 from tpu_sync_rl import authentication, software
-from tpu_sync_rl import tls as tls_files
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.job import Job
+from tpu_sync_rl.keepalive import keepalive_options
 from tpu_sync_rl.long_messages import PIECE_NBYTES, Joiner, split
 from tpu_sync_rl.members import Member
 from tpu_sync_rl.message_codec import (
@@ -30,7 +30,7 @@ from tpu_sync_rl.message_codec import (
 from tpu_sync_rl.messages import ConnectedProcess, JobStatus, Leave, Message, Refused
 from tpu_sync_rl.options import join_address
 from tpu_sync_rl.session_log import SessionLog
-from tpu_sync_rl.tls import TLS
+from tpu_sync_rl.tls import TLS, read_files
 
 MAX_HANDSHAKE_NBYTES = 4096
 MAX_HANDSHAKES = 64
@@ -77,7 +77,7 @@ class CoordinatorServer:
     def _add_port(self, address: str) -> Any:
         if self._tls is None:
             return self._server.add_insecure_port(address)
-        certificate, key, ca = tls_files.read(self._tls)
+        certificate, key, ca = read_files(self._tls)
         credentials = grpc.ssl_server_credentials(
             [(key, certificate)], ca, require_client_auth=ca is not None
         )
@@ -239,16 +239,12 @@ async def _read_short(context: grpc.aio.ServicerContext) -> ToCoordinator:
     return decode_to_coordinator(data)
 
 
-def _server_options(peer_timeout_s: float) -> list[tuple[str, int]]:
+def _server_options(peer_timeout_s: float) -> list[tuple[str, int | str]]:
     return [
+        *keepalive_options(peer_timeout_s),
         ("grpc.so_reuseport", 0),  # else a busy port is bound a second time, without a word
         ("grpc.max_receive_message_length", PIECE_NBYTES),
-        # Answered by gRPC's own threads: a held GIL is no death, a stopped process is.
-        ("grpc.keepalive_time_ms", int(1000 * peer_timeout_s / 3)),
-        ("grpc.keepalive_timeout_ms", int(1000 * peer_timeout_s / 2)),
-        ("grpc.http2.ping_timeout_ms", int(1000 * peer_timeout_s / 2)),  # else a minute
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),

@@ -9,9 +9,8 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
-from tpu_sync_rl import tls as tls_files
 from tpu_sync_rl.metrics import check_registry
-from tpu_sync_rl.tls import TLS
+from tpu_sync_rl.tls import TLS, check_tls
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -88,7 +87,7 @@ class Options:
             check_congestion(congestion)
         check_choice("same_host", same_host, "auto", "tcp")
         if tls is not None:
-            tls_files.check(tls)
+            check_tls(tls)
         check_registry(metrics)
         return cls(
             job=checked_name("job", job),

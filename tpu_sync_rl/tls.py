@@ -43,13 +43,13 @@ class Files(NamedTuple):
     ca: bytes | None
 
 
-def read(tls: TLS) -> Files:
+def read_files(tls: TLS) -> Files:
     """Reads the files. Raises OSError where one can't be read."""
     paths = (tls.certificate, tls.key, tls.ca)
     return Files(*(None if path is None else Path(path).read_bytes() for path in paths))
 
 
-def check(tls: TLS, *, serves: bool = False) -> None:
+def check_tls(tls: TLS, *, serves: bool = False) -> None:
     """Holds the files against what they have to be.
 
     Args:
@@ -67,7 +67,7 @@ def check(tls: TLS, *, serves: bool = False) -> None:
     if serves and tls.certificate is None:
         raise ValueError("tls: who hosts the coordinator needs its certificate= and key=")
     try:
-        read(tls)
+        read_files(tls)
     except OSError as error:
         raise ValueError(f"tls: {error.filename}: {error.strerror}") from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
