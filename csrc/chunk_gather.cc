@@ -3,6 +3,7 @@
 #include <algorithm>
 
 namespace tsr {
+
 ChunkGather::ChunkGather(const ShardDirectory& directory, std::shared_ptr<const ChunkTable> table,
                          std::shared_ptr<const PublishedVersion> published, uint64_t chunk)
     : directory_(&directory),

@@ -250,10 +250,9 @@ class Incarnation(Program):
             call.round = self._round = self._fleet.begin(held, live, now, drop=self._drop)
         self._readers[held.version] = Readers(held, live, now, self._lease_s, self.process_count)
         self.broadcast(Announced(call.number, held.version))
+        self._inherited.discard(held.version)
         # Newer ones are about to be published again, in the order of their calls.
-        newer = {version for version in self._inherited if version > held.version}
-        self._let_go_inherited(self._inherited - newer - {held.version})
-        self._inherited = newer
+        self._let_go({version for version in self._inherited if version < held.version})
 
     # --- pins and transfers
 
@@ -294,8 +293,7 @@ class Incarnation(Program):
                 replica.begin(newest, promise, keep=self._decides_together)
         if self._inherited and now >= self._inherited_until:
             again = {call.first.version for call in self._open_calls()}
-            self._let_go_inherited(self._inherited - again)
-            self._inherited &= again
+            self._let_go(self._inherited - again)
         live = sorted(replica.name for replica in replicas if replica.is_live)
         if live != self._live and not self._restoring:
             self._live = live
@@ -322,9 +320,10 @@ class Incarnation(Program):
         readers = self._readers.get(held.version)
         return readers is not None and readers.held == held and replica in readers.granted
 
-    def _let_go_inherited(self, versions: set[int]) -> None:
-        for version in sorted(versions):
+    def _let_go(self, inherited: set[int]) -> None:
+        for version in sorted(inherited):
             self.broadcast(Pins(version, [], 0))
+        self._inherited -= inherited
 
     # --- the end
 

@@ -111,7 +111,7 @@ class Job:
 
     def on_time(self, now: float) -> None:
         """Does whatever is due at `now`. To be called several times a second."""
-        trainer, replicas = self._trainer, self._part()
+        trainer, replicas = self._trainer, self._taking_part()
         if trainer is not None:
             trainer.end_leases(replicas, now)
         self._fleet.on_time(replicas, now)
@@ -163,14 +163,14 @@ class Job:
         program = programs[member.role]
         return program if program is not None and program.has(member) else None
 
-    def _part(self) -> list[Replica]:
+    def _taking_part(self) -> list[Replica]:
         return [replica for replica in self._replicas.values() if replica.ended is None]
 
     def _disconnect(self, program: Program, member: Member, now: float, *, left: bool) -> None:
         program.disconnect(member.process_index, now, left=left)
         if isinstance(program, Incarnation):
             lost = Outcome("PeerLostError", f"the trainer's {program.absent()}", None)
-            program.end_calls(lost, self._part(), now)
+            program.end_calls(lost, self._taking_part(), now)
         elif not program.members and not program.lost_at:
             del self._replicas[program.name]
 
@@ -195,13 +195,15 @@ class Job:
     def _replace_trainer(self, join: JoinTrainer, now: float) -> None:
         if self._trainer is not None:
             self._trainer.fence(self._fencing(), now)
-            self._fleet.abort("a newer incarnation of the trainer has taken over", self._part())
+            self._fleet.abort(
+                "a newer incarnation of the trainer has taken over", self._taking_part()
+            )
         self._epoch = max(self._epoch + 1, join.epoch)
         self._seen.add(join.incarnation)
         self._trainer = Incarnation(join, self._epoch, self._fleet, self._patience_s, now)
         if join.epoch:
             self._fleet.expect(now)
-        for replica in self._part():
+        for replica in self._taking_part():
             replica.ask_again()
 
     def _fencing(self) -> str:
@@ -307,9 +309,9 @@ class Job:
             "" if newest is None else f" after version {newest.version}"
         )
         closed = Outcome("SyncError", "the job was closed first", None)
-        trainer.end_calls(closed, self._part(), now)
-        self._fleet.end(self._part())
-        for replica in self._part():
+        trainer.end_calls(closed, self._taking_part(), now)
+        self._fleet.end(self._taking_part())
+        for replica in self._taking_part():
             replica.end(trainer.name, self._goodbye)
         trainer.broadcast(JobClosed())
         self._closed, self._trainer = trainer.name, None
