@@ -46,6 +46,7 @@ class ChunkQueue {
     std::lock_guard lock(mutex_);
     paces_.erase(stream);
     returned_.push_back(chunk);
+    ++num_retries_[chunk];
   }
 
   // A chunk that arrived and did not match its checksum. Returns how often it did not so far.
@@ -53,7 +54,15 @@ class ChunkQueue {
     std::lock_guard lock(mutex_);
     paces_.erase(stream);
     returned_.push_back(chunk);
+    ++num_retries_[chunk];
     return ++num_corrupt_[chunk];
+  }
+
+  // How often a chunk was given back.
+  int num_retries(uint64_t chunk) {
+    std::lock_guard lock(mutex_);
+    const auto found = num_retries_.find(chunk);
+    return found == num_retries_.end() ? 0 : found->second;
   }
 
  private:
@@ -86,6 +95,7 @@ class ChunkQueue {
   uint64_t next_ = 0;  // guarded by mutex_, as the rest
   std::vector<uint64_t> returned_;
   std::map<uint64_t, int> num_corrupt_;
+  std::map<uint64_t, int> num_retries_;
   std::map<const void*, Pace> paces_;
 };
 

@@ -12,6 +12,7 @@ Status Exporter::Make(const ShardDirectory* directory, const ExporterOptions& op
   const auto peer_timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(options.peer_timeout_s));
   std::unique_ptr<Exporter> exporter(new Exporter(directory));
+  if (options.traced) exporter->log_ = std::make_unique<ChunkLog>();
   for (int i = 0; i < options.num_workers; ++i) {
     auto worker =
         std::make_unique<SourceWorker>(SourceWorker{.directory = directory,
@@ -59,7 +60,7 @@ Status Exporter::AddConnection(Connection connection, uint64_t sink, const std::
   TSR_RETURN_IF_ERROR(MakePipe(connection, End::kSource, stats, &pipe));
   SourceWorker& worker = *workers_[next_worker_++ % workers_.size()];
   auto stream = std::make_unique<SourceStream>(std::move(connection.socket), std::move(pipe), sink,
-                                               stats, &worker);
+                                               rail, stats, log_.get(), &worker);
   Status status(Code::kCancelled, "the exporter is closed");
   worker.loop->PostAndWait([&] { status = worker.loop->Add(std::move(stream), EPOLLIN); });
   return status;

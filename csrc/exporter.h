@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "chunk_log.h"
 #include "chunk_table.h"
 #include "pipe.h"
 #include "published.h"
@@ -22,6 +23,7 @@ struct ExporterOptions {
   int num_workers = 2;
   uint64_t max_chunk_nbytes = 0;
   double peer_timeout_s = 0;
+  bool traced = false;  // keeps a log of chunks
 };
 
 // One per source process. Thread-safe. The directory outlives it. Memory of a version is read from
@@ -49,6 +51,7 @@ class Exporter {
   Status AddConnection(Connection connection, uint64_t sink, const std::string& rail);
 
   const RailStatsTable& stats() const { return stats_; }
+  ChunkLog* log() { return log_.get(); }  // null where it is not traced
   // Ends every connection and the threads; no more are taken.
   void Close();
 
@@ -62,6 +65,7 @@ class Exporter {
   PublishedVersions versions_;
   SinkTables tables_;
   RailStatsTable stats_;
+  std::unique_ptr<ChunkLog> log_;
   std::atomic<size_t> next_worker_ = 0;
   std::vector<std::unique_ptr<SourceWorker>> workers_;
 };

@@ -19,6 +19,7 @@ Status Fetcher::Make(const Plan* plan, const FetcherOptions& options,
   const auto peer_timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(options.peer_timeout_s));
   std::unique_ptr<Fetcher> fetcher(new Fetcher(plan));
+  if (options.traced) fetcher->log_ = std::make_unique<ChunkLog>();
   for (size_t i = 0; i < plan->sources.size(); ++i) {
     SourceLink& source = fetcher->sources_.emplace_back();
     source.process = plan->sources[i].process;
@@ -69,7 +70,7 @@ Status Fetcher::AddStream(uint32_t process, Connection connection, const std::st
   TSR_RETURN_IF_ERROR(MakePipe(connection, End::kSink, stats, &pipe));
   SinkWorker& worker = *workers_[next_worker_++ % workers_.size()];
   auto stream = std::make_unique<SinkStream>(std::move(connection.socket), std::move(pipe), source,
-                                             rail, stats, &worker);
+                                             rail, stats, log_.get(), &worker);
   Status status(Code::kCancelled, "the fetcher is closed");
   worker.loop->PostAndWait([&] {
     SinkStream* added = stream.get();

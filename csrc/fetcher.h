@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "chunk_log.h"
 #include "deadline.h"
 #include "fetch.h"
 #include "pipe.h"
@@ -25,6 +26,7 @@ struct FetcherOptions {
   int num_workers = 2;
   int window = 3;
   double peer_timeout_s = 0;
+  bool traced = false;  // keeps a log of chunks
 };
 
 // One per sink process and incarnation. Thread-safe. The plan outlives it. The memory of a version
@@ -49,6 +51,7 @@ class Fetcher {
   void End();
 
   const RailStatsTable& stats() const { return stats_; }
+  ChunkLog* log() { return log_.get(); }  // null where it is not traced
   // From the begin to the last verified chunk of the version that began last; 0 at first.
   double fetch_seconds() const;
   template <typename Visit>
@@ -67,6 +70,7 @@ class Fetcher {
 
   const Plan* const plan_;
   RailStatsTable stats_;
+  std::unique_ptr<ChunkLog> log_;
   std::deque<SourceLink> sources_;  // as Plan::sources
   std::atomic<size_t> next_worker_ = 0;
 

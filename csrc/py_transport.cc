@@ -42,9 +42,26 @@ py::dict StatsOf(const RailStatsTable& table) {
     row["copy_s"] = static_cast<double>(stats->copy_ns.load()) * 1e-9;
     row["wire_s"] = static_cast<double>(stats->wire_ns.load()) * 1e-9;
     row["checksum_s"] = static_cast<double>(stats->checksum_ns.load()) * 1e-9;
+    row["busy_s"] = std::chrono::duration<double>(stats->busy.total()).count();
     rails[py::str(rail)] = row;
   }
   return rails;
+}
+
+// As trace.ChunkEvent has them, and how many were dropped.
+py::tuple TakeEvents(ChunkLog* log) {
+  uint64_t num_dropped = 0;
+  const ChunkLog::Events taken = log == nullptr ? ChunkLog::Events() : log->Take(&num_dropped);
+  const auto seconds = [](Clock::time_point at) {
+    return std::chrono::duration<double>(at.time_since_epoch()).count();
+  };
+  py::list events;
+  for (const auto& [track, event] : taken) {
+    events.append(py::make_tuple(track->rail, track->number, event.peer, event.version, event.chunk,
+                                 event.nbytes, event.num_retries, seconds(event.asked),
+                                 seconds(event.ended)));
+  }
+  return py::make_tuple(events, num_dropped);
 }
 
 py::dict LostReasons(Fetcher& fetcher) {
@@ -59,16 +76,17 @@ py::dict LostReasons(Fetcher& fetcher) {
 }
 
 Owned<Exporter> MakeExporter(const ShardDirectory& directory, int num_workers,
-                             uint64_t max_chunk_nbytes, double peer_timeout_s) {
+                             uint64_t max_chunk_nbytes, double peer_timeout_s, bool traced) {
   std::unique_ptr<Exporter> exporter;
-  ThrowIfError(
-      Exporter::Make(&directory, {num_workers, max_chunk_nbytes, peer_timeout_s}, &exporter));
+  ThrowIfError(Exporter::Make(&directory, {num_workers, max_chunk_nbytes, peer_timeout_s, traced},
+                              &exporter));
   return Owned<Exporter>(exporter.release());
 }
 
-Owned<Fetcher> MakeFetcher(const Plan& plan, int num_workers, int window, double peer_timeout_s) {
+Owned<Fetcher> MakeFetcher(const Plan& plan, int num_workers, int window, double peer_timeout_s,
+                           bool traced) {
   std::unique_ptr<Fetcher> fetcher;
-  ThrowIfError(Fetcher::Make(&plan, {num_workers, window, peer_timeout_s}, &fetcher));
+  ThrowIfError(Fetcher::Make(&plan, {num_workers, window, peer_timeout_s, traced}, &fetcher));
   return Owned<Fetcher>(fetcher.release());
 }
 
@@ -81,7 +99,8 @@ bool Wait(const Fetcher& fetcher, double timeout_s) {
 void BindExporter(py::module_& module) {
   py::class_<Exporter, Owned<Exporter>>(module, "Exporter")
       .def(py::init(&MakeExporter), py::arg("directory"), py::arg("num_workers"),
-           py::arg("max_chunk_nbytes"), py::arg("peer_timeout_s"), py::keep_alive<1, 2>())
+           py::arg("max_chunk_nbytes"), py::arg("peer_timeout_s"), py::arg("traced"),
+           py::keep_alive<1, 2>())
       .def(
           "publish",
           [](Exporter& self, uint64_t version, const Array<uint64_t>& addresses,
@@ -112,13 +131,14 @@ void BindExporter(py::module_& module) {
           },
           py::arg("fd"), py::arg("sink"), py::arg("rail"), py::arg("ring_fd") = -1)
       .def("stats", [](const Exporter& self) { return StatsOf(self.stats()); })
+      .def("take_events", [](Exporter& self) { return TakeEvents(self.log()); })
       .def("close", &Exporter::Close, py::call_guard<py::gil_scoped_release>());
 }
 
 void BindFetcher(py::module_& module) {
   py::class_<Fetcher, Owned<Fetcher>>(module, "Fetcher")
       .def(py::init(&MakeFetcher), py::arg("plan"), py::arg("num_workers"), py::arg("window"),
-           py::arg("peer_timeout_s"), py::keep_alive<1, 2>())
+           py::arg("peer_timeout_s"), py::arg("traced"), py::keep_alive<1, 2>())
       .def(
           "add_stream",
           [](Fetcher& self, uint32_t process, int fd, const std::string& rail, int ring_fd) {
@@ -140,6 +160,7 @@ void BindFetcher(py::module_& module) {
       .def("lost_reasons", &LostReasons)
       .def("end", &Fetcher::End, py::call_guard<py::gil_scoped_release>())
       .def("stats", [](const Fetcher& self) { return StatsOf(self.stats()); })
+      .def("take_events", [](Fetcher& self) { return TakeEvents(self.log()); })
       .def("close", &Fetcher::Close, py::call_guard<py::gil_scoped_release>());
 }
 

@@ -12,6 +12,49 @@
 
 namespace tsr {
 
+// How long at least one stream of a rail was at work on chunks. Thread-safe.
+class BusyTime {
+ public:
+  void Begin() {
+    std::lock_guard lock(mutex_);
+    if (num_busy_++ == 0) since_ = Clock::now();
+  }
+  void End() {
+    std::lock_guard lock(mutex_);
+    if (--num_busy_ == 0) before_ += Clock::now() - since_;
+  }
+  // Until now.
+  Clock::duration total() const {
+    std::lock_guard lock(mutex_);
+    return num_busy_ == 0 ? before_ : before_ + (Clock::now() - since_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  int num_busy_ = 0;  // guarded by mutex_, as the rest
+  Clock::time_point since_;
+  Clock::duration before_{0};
+};
+
+// One stream's part in the busy time of its rail, which outlives it.
+class BusyStream {
+ public:
+  explicit BusyStream(BusyTime* time) : time_(time) {}
+  ~BusyStream() { Set(false); }
+  BusyStream(const BusyStream&) = delete;
+  BusyStream& operator=(const BusyStream&) = delete;
+
+  void Set(bool busy) {
+    if (busy == busy_) return;
+    busy_ = busy;
+    busy ? time_->Begin() : time_->End();
+  }
+
+ private:
+  BusyTime* const time_;
+  bool busy_ = false;
+};
+
 // Counters of one rail at one end. Thread-safe; each is exact, together they are no snapshot.
 struct RailStats {
   std::atomic<uint64_t> nbytes = 0;  // of chunks that were sent whole, or verified
@@ -21,6 +64,7 @@ struct RailStats {
   std::atomic<uint64_t> copy_ns = 0;      // gather at the source, scatter at the sink
   std::atomic<uint64_t> wire_ns = 0;      // in sendmsg, recvmsg
   std::atomic<uint64_t> checksum_ns = 0;
+  BusyTime busy;
 };
 
 // Adds the time since the last lap, or since it was made, to a counter.

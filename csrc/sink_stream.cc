@@ -27,13 +27,14 @@ constexpr Clock::duration kMaxSilence = std::chrono::milliseconds(1500);
 }  // namespace
 
 SinkStream::SinkStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, SourceLink* source,
-                       const std::string& rail, RailStats* stats, SinkWorker* worker)
+                       const std::string& rail, RailStats* stats, ChunkLog* log, SinkWorker* worker)
     : Pollable(std::move(fd)),
       pipe_(std::move(pipe)),
       source_(source),
       rail_(rail),
       stats_(stats),
-      worker_(worker) {
+      worker_(worker),
+      track_(log, rail) {
   std::lock_guard lock(source_->mutex);
   ++source_->num_streams[rail_];
 }
@@ -46,6 +47,7 @@ void SinkStream::Close() {
   }
   requests_.clear();
   requested_nbytes_ = 0;
+  busy_.Set(false);
   {
     std::lock_guard lock(source_->mutex);
     --source_->num_streams[rail_];
@@ -64,6 +66,7 @@ void SinkStream::Lose(const std::string& reason) {
   if (closed()) return;
   for (const Request& request : requests_) {
     if (request.kind != FrameKind::kFetch) continue;
+    Trace(request, 0);
     worker_->fetch->queue(source_->index).GiveBack(this, request.chunk);
     stats_->num_retries.fetch_add(1, std::memory_order_relaxed);
   }
@@ -74,6 +77,14 @@ void SinkStream::Lose(const std::string& reason) {
   }
   Close();
   worker_->wake_all();
+}
+
+void SinkStream::Trace(const Request& request, uint64_t nbytes) {
+  if (!track_.on()) return;
+  Fetch& fetch = *worker_->fetch;
+  const int num_retries = fetch.queue(source_->index).num_retries(request.chunk);
+  track_.Add({source_->process, fetch.version(), request.chunk, nbytes, num_retries, request.asked,
+              Clock::now()});
 }
 
 bool SinkStream::has_chunks() const {
@@ -113,6 +124,7 @@ void SinkStream::Wake() {
 
 void SinkStream::EndTurn() {
   if (closed()) return;
+  busy_.Set(has_chunks());
   worker_->loop->SetInterest(this, pipe_->EndTurn(/*receives=*/true, unsent_nbytes() > 0));
 }
 
@@ -138,6 +150,7 @@ void SinkStream::AskForChunks() {
          fetch.queue(source_->index).Take(this, requests_.size(), &chunk)) {
     Ask(Frame{FrameKind::kFetch, source_->table_id, fetch.version(), chunk},
         fetch.plan().chunks[source.first_chunk + chunk].nbytes);
+    busy_.Set(true);
   }
 }
 
@@ -147,7 +160,8 @@ bool SinkStream::has_room() const {
 
 void SinkStream::Ask(const Frame& request, uint64_t chunk_nbytes) {
   if (requests_.empty()) last_progress_ = Clock::now();
-  requests_.push_back(Request{request.kind, request.chunk, chunk_nbytes});
+  const Clock::time_point asked = track_.on() ? Clock::now() : last_progress_;
+  requests_.push_back(Request{request.kind, request.chunk, chunk_nbytes, asked});
   requested_nbytes_ += chunk_nbytes;
   Append(request);
 }
@@ -307,10 +321,12 @@ void SinkStream::StartChunk() {
 
 void SinkStream::Verify() {
   Fetch& fetch = *worker_->fetch;
-  const uint64_t chunk = TakeRequest().chunk;
+  const Request request = TakeRequest();
+  const uint64_t chunk = request.chunk;
   uint32_t expected;
   std::memcpy(&expected, tail_.data(), kTrailerNbytes);
   in_chunk_ = false;
+  Trace(request, crc_ == expected ? reply_.nbytes : 0);
   if (crc_ != expected) {
     const std::string reason = "chunk " + std::to_string(chunk) + " of source process " +
                                std::to_string(source_->process) + " does not match its checksum";

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "chunk_log.h"
 #include "chunk_scatter.h"
 #include "event_loop.h"
 #include "fetch.h"
@@ -52,7 +53,7 @@ struct SinkWorker {
 class SinkStream final : public Pollable {
  public:
   SinkStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, SourceLink* source, const std::string& rail,
-             RailStats* stats, SinkWorker* worker);
+             RailStats* stats, ChunkLog* log, SinkWorker* worker);
   ~SinkStream() override { Close(); }
 
   void OnReady(uint32_t events) override;
@@ -69,7 +70,8 @@ class SinkStream final : public Pollable {
   struct Request {
     FrameKind kind;
     uint64_t chunk;
-    uint64_t nbytes;  // of the chunk
+    uint64_t nbytes;          // of the chunk
+    Clock::time_point asked;  // of a chunk that is traced
   };
   enum class Step { kMoved, kBlocked };
 
@@ -96,6 +98,7 @@ class SinkStream final : public Pollable {
   void StartChunk();
   void Verify();
   void GiveBackBlock();
+  void Trace(const Request& request, uint64_t nbytes);
   // Closes; what was in flight goes back to the queue for other streams.
   void Lose(const std::string& reason);
 
@@ -104,6 +107,8 @@ class SinkStream final : public Pollable {
   const std::string rail_;
   RailStats* const stats_;
   SinkWorker* const worker_;
+  BusyStream busy_{&stats_->busy};
+  ChunkTrack track_;
   Clock::time_point last_progress_ = Clock::now();
   Clock::time_point last_sent_ = Clock::now();
 

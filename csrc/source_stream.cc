@@ -19,9 +19,15 @@ constexpr size_t kMaxTakenBlocks = 16;
 
 }  // namespace
 
-SourceStream::SourceStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, uint64_t sink, RailStats* stats,
+SourceStream::SourceStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, uint64_t sink,
+                           const std::string& rail, RailStats* stats, ChunkLog* log,
                            SourceWorker* worker)
-    : Pollable(std::move(fd)), pipe_(std::move(pipe)), sink_(sink), stats_(stats), worker_(worker) {
+    : Pollable(std::move(fd)),
+      pipe_(std::move(pipe)),
+      sink_(sink),
+      stats_(stats),
+      worker_(worker),
+      track_(log, rail) {
   worker_->tables->AddStream(sink_);
 }
 
@@ -34,10 +40,19 @@ void SourceStream::Close() {
   worker_->blocks.GiveBack(std::move(block_));
   gather_.reset();
   block_gather_.reset();
+  busy_.Set(false);
   CloseFd();
 }
 
+void SourceStream::Trace(uint64_t nbytes) {
+  if (!track_.on()) return;
+  // How often a chunk was asked for, the sink knows.
+  track_.Add({sink_, gather_->version(), traced_chunk_, nbytes, /*num_retries=*/0, received_,
+              Clock::now()});
+}
+
 void SourceStream::Lose() {
+  if (gather_) Trace(0);
   stats_->num_lost.fetch_add(1, std::memory_order_relaxed);
   Close();
 }
@@ -70,6 +85,7 @@ void SourceStream::OnReady(uint32_t events) {
   if (closed()) return;
   // What is here already brings no event; that the socket is writable does.
   const bool more = replying() || has_input();
+  busy_.Set(more);
   worker_->loop->SetInterest(this, pipe_->EndTurn(!more, more));
 }
 
@@ -126,7 +142,7 @@ SourceStream::Step SourceStream::ReceiveTable() {
 bool SourceStream::Received(const IoResult& result) {
   if (result.lost()) Lose();
   if (result.nbytes() == 0) return false;
-  last_progress_ = Clock::now();
+  last_progress_ = received_ = Clock::now();
   return true;
 }
 
@@ -180,6 +196,8 @@ void SourceStream::HandleFetch(const Frame& request) {
   EncodeFrame(head, FrameBytes(head_.data(), kFrameNbytes));
   gather_.emplace(*worker_->directory, std::move(table), std::move(published), request.chunk);
   crc_ = 0;
+  traced_chunk_ = request.chunk;
+  busy_.Set(true);
   block_has_head_ = true;
   FillBlock();
 }
@@ -223,6 +241,7 @@ SourceStream::Step SourceStream::SendReply() {
   if (gather_) {
     stats_->nbytes.fetch_add(gather_->chunk().nbytes, std::memory_order_relaxed);
     stats_->num_chunks.fetch_add(1, std::memory_order_relaxed);
+    Trace(gather_->chunk().nbytes);
     gather_.reset();
     block_gather_.reset();
     worker_->blocks.GiveBack(std::move(block_));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "chunk_gather.h"
+#include "chunk_log.h"
 #include "event_loop.h"
 #include "pipe.h"
 #include "published.h"
@@ -33,8 +34,8 @@ struct SourceWorker {
 // silent; a stream in the middle of a chunk can only be closed, not turned to something else.
 class SourceStream final : public Pollable {
  public:
-  SourceStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, uint64_t sink, RailStats* stats,
-               SourceWorker* worker);
+  SourceStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, uint64_t sink, const std::string& rail,
+               RailStats* stats, ChunkLog* log, SourceWorker* worker);
   ~SourceStream() override;
 
   void OnReady(uint32_t events) override;
@@ -66,12 +67,16 @@ class SourceStream final : public Pollable {
   void FillBlock();
   IoResult SendBlock();
   void Park();
+  void Trace(uint64_t nbytes);
   void Lose();
 
   const std::unique_ptr<Pipe> pipe_;
   const uint64_t sink_;
   RailStats* const stats_;
   SourceWorker* const worker_;
+  BusyStream busy_{&stats_->busy};
+  ChunkTrack track_;
+  Clock::time_point received_ = Clock::now();  // the last bytes of requests
   Clock::time_point last_progress_ = Clock::now();
 
   std::array<uint8_t, 4096> in_;  // requests that were received and not yet handled
@@ -86,6 +91,7 @@ class SourceStream final : public Pollable {
   IovecCursor cursor_;  // what is left of the reply's current block
   // Only while a chunk is being sent.
   std::optional<ChunkGather> gather_;
+  uint64_t traced_chunk_ = 0;
   std::optional<ChunkGather> block_gather_;  // as it was before the current block
   std::unique_ptr<IovecBlock> block_;
   bool block_has_head_ = false;

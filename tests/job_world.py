@@ -24,10 +24,13 @@ from tpu_sync_rl.messages import (
     Take,
     Took,
 )
+from tpu_sync_rl.report import RailReport
 
 PATIENCE_S = 10.0
 LEASE_S = 60.0
-STATS = ProcessStats(nbytes=8, wire_nbytes=4, seconds={"wire": 0.5}, rails={"lo": 4})
+STATS = ProcessStats(
+    nbytes=8, wire_nbytes=4, seconds={"wire": 0.5}, rails={"lo": RailReport(nbytes=4)}
+)
 M = TypeVar("M", bound=Message)
 
 

@@ -12,6 +12,7 @@ from tpu_sync_rl.dialler import Dialler
 from tpu_sync_rl.errors import PeerLostError
 from tpu_sync_rl.nics import Nic
 from tpu_sync_rl.rails import Connection, Rail
+from tpu_sync_rl.report import Line, RailReport
 
 ADDRESSES = [Address("x", "10.0.0.2", 1), Address("y", "10.0.1.2", 1)]
 NICS = [Nic("a", "10.0.0.1"), Nic("b", "10.0.1.1")]
@@ -47,9 +48,11 @@ def streams(monkeypatch):
     return Streams()
 
 
-def make(streams: Streams, processes: range = range(1)) -> Dialler:
+def make(
+    streams: Streams, processes: range = range(1), addresses: list[Address] = ADDRESSES
+) -> Dialler:
     options = dataclasses.replace(OPTIONS, nics=("a", "b"))
-    sources = dict.fromkeys(processes, ADDRESSES)
+    sources = dict.fromkeys(processes, addresses)
     tickets = [b"ticket"] * len(processes)
     return Dialler(options, streams, sources, incarnation="life", sink=1, tickets=tickets)
 
@@ -87,6 +90,20 @@ def test_rail_that_is_down_holds_up_no_other_and_nobody_who_calls(streams, monke
     up.set()
     assert streams.take(2) == ["a-x"] * 2
     assert sorted(rail for _, rail in streams.alive) == BOTH
+
+
+def test_traffic_is_described_by_the_nics_of_its_rail(streams, monkeypatch):
+    lines = [Line(9000, 12.5), Line(1500)]
+    nics = [dataclasses.replace(nic, line=line) for nic, line in zip(NICS, lines, strict=True)]
+    monkeypatch.setattr(rails, "find_nics", lambda _: nics)
+    addresses = [address._replace(line=Line(4000, 25)) for address in ADDRESSES]
+    dialler = make(streams, addresses=addresses)
+    dialler.open_missing()
+    streams.take(4)
+    assert dialler.described({"a-x": RailReport(nbytes=1), "b-y": RailReport()}) == {
+        "a-x": RailReport(nbytes=1, line=Line(4000, 12.5)),
+        "b-y": RailReport(line=Line(1500, 25)),
+    }
 
 
 def test_process_that_no_rail_reaches_is_lost_for_all_their_reasons(streams, monkeypatch):

@@ -21,12 +21,11 @@ FLOORS = (
         "deadline",
         "options",
         "authentication",
-        "process_stats",
         "trace",
     ),
     ("session_log", "software"),
     # pure: leaves, boxes, plans
-    ("tree",),
+    ("tree", "process_stats"),
     ("manifest",),
     ("shard_table",),
     ("plan",),

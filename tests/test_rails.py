@@ -19,6 +19,7 @@ from tpu_sync_rl.listener import MAX_HALF_OPEN, Listener
 from tpu_sync_rl.nics import LOOPBACK, Nic
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.rails import Connection, Rail
+from tpu_sync_rl.report import UNKNOWN_LINE, Line
 
 OPTIONS = Options.checked(
     job="policy",
@@ -43,6 +44,7 @@ class Address(NamedTuple):
     nic: str
     host: str
     port: int
+    line: Line = UNKNOWN_LINE
 
 
 class Accepting:
@@ -340,7 +342,7 @@ def test_without_a_token_nothing_listens_beyond_loopback(token, insecure, coordi
     listener = Listener(
         options, coordinator=coordinator, incarnation="life", on_stream=lambda *_: None
     )
-    assert [host for _, host, _ in listener.addresses] == hosts
+    assert [at.host for at in listener.addresses] == hosts
     listener.close()
 
 

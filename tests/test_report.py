@@ -3,22 +3,23 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from tpu_sync_rl.report import Report, shown_nbytes
+from tpu_sync_rl.report import Line, RailReport, Report, shown_nbytes
 
+RAIL = RailReport(nbytes=2_000_000, seconds=0.25, num_retries=3, num_lost=2, line=Line(9000, 1.25))
 OWN = Report(
     version=3,
     incarnation="ab12",
     nbytes=1_000_000,
     wire_nbytes=500_000,
     seconds={"wire": 0.2},
-    rails={"lo-lo": 500_000},
+    rails={"lo-lo": RailReport(nbytes=500_000)},
     replicas={},
 )
 REPORT = replace(
     OWN,
     wire_nbytes=2_000_000,
-    seconds={"wire": 0.25, "total": 0.5},
-    rails={"lo-lo": 2_000_000},
+    seconds={"total": 0.5, "wire": 0.25},
+    rails={"lo-lo": RAIL, "shm": RailReport()},
     replicas={"a": 3, "b": None},
     lost=("c",),
     refused={"d": "'w': shape [1] on the trainer, [2] on the sampler"},
@@ -29,6 +30,14 @@ REPORT = replace(
 def test_is_plain_json():
     assert json.loads(json.dumps(REPORT.to_dict())) == REPORT.to_dict()
     assert REPORT.to_dict()["local"]["wire_nbytes"] == 500_000
+    assert REPORT.to_dict()["rails"]["lo-lo"] == {
+        "nbytes": 2_000_000,
+        "seconds": 0.25,
+        "gbytes_per_s": 0.008,
+        "num_retries": 3,
+        "num_lost": 2,
+        "line": {"mtu_nbytes": 9000, "gbytes_per_s": 1.25},
+    }
     assert REPORT.to_dict()["gbytes_per_s"] == REPORT.gbytes_per_s == 0.004
 
 
@@ -61,5 +70,12 @@ def test_prints_a_table_without_empty_rows():
     lines = str(REPORT).splitlines()
     assert lines[0] == "version   3 of incarnation ab12"
     assert "2.000 MB at 4.000 MB/s" in lines[2]
+    assert "seconds   wire 0.2500, total 0.5000" in lines
+    assert "here      wire 0.2000" in lines
+    assert (
+        "rail      lo-lo: 2.000 MB at 8.000 MB/s, made for 1.250 GB/s, MTU 9000 B, "
+        "3 retries, 2 lost streams"
+    ) in lines
+    assert "rail      shm: 0 B at 0 B/s" in lines
     assert any(line.startswith("lost") and line.endswith("c") for line in lines)
     assert not any(line.startswith("lost") for line in str(OWN).splitlines())

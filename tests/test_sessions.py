@@ -78,9 +78,37 @@ def test_reports_tell_what_a_version_took(trainer):
             assert 0 <= report.seconds["pin"] < report.seconds["total"] < 20
             assert report.gbytes_per_s == report.wire_nbytes / report.seconds["total"] / 1e9
             # One process sends what the one replica receives.
-            assert report.wire_nbytes == received.wire_nbytes == sum(received.rails.values())
-            assert report.local.rails == report.rails and report.local.nbytes >= report.nbytes
+            assert report.wire_nbytes == received.wire_nbytes
+            assert {"plan", "wait", "wire", "checksum", "scatter", "arrays"} < report.seconds.keys()
+            local = report.local
+            assert {"gather", "checksum", "send", "wire"} < local.seconds.keys()
+            assert local.nbytes >= report.nbytes
+            for rails in (report.rails, local.rails, received.rails):
+                assert rails["shm"].nbytes == report.wire_nbytes
+                assert rails["shm"].seconds > 0
+        assert reports[0].seconds["plan"] > reports[1].seconds["plan"] == 0.0
+        seconds = received.seconds
+        stages_s = sum(seconds[stage] for stage in ("wait", "wire", "arrays"))
+        assert stages_s == pytest.approx(seconds["total"])
+        assert seconds["checksum"] + seconds["receive"] + seconds["scatter"] > 0
         assert received.local == received
+
+
+def test_traces_of_both_sides_have_a_track_per_stream(tmp_path):
+    with (
+        tsr.connect_trainer(timeout=20, same_host="tcp", trace=tmp_path / "source") as trainer,
+        connect(trainer, trace=tmp_path / "sink") as sampler,
+    ):
+        report = publish(trainer, 1)
+        sampler.sync_weights()
+    for side, stages in (("source", {"compute", "pin"}), ("sink", {"wait", "wire", "arrays"})):
+        events = json.loads((tmp_path / side).read_text())
+        names = {x["tid"]: x["args"]["name"] for x in events if x["name"] == "thread_name"}
+        slices = [event for event in events if event["ph"] == "X"]
+        assert {x["name"] for x in slices if names[x["tid"]] == "stages"} == stages
+        chunks = [x for x in slices if names[x["tid"]].startswith("lo-lo stream ")]
+        assert sum(chunk["args"]["nbytes"] for chunk in chunks) == report.wire_nbytes
+        assert len(chunks) + len(stages) == len(slices)
 
 
 def test_processes_of_one_host_share_memory(trainer):

@@ -1,7 +1,12 @@
 import json
+import os
 import time
 
-from tpu_sync_rl.trace import Trace
+from tpu_sync_rl.trace import ChunkEvent, Trace
+
+
+def written(path):
+    return [event for event in json.loads(path.read_text()) if event["ph"] != "M"]
 
 
 def test_stages_follow_one_another(tmp_path):
@@ -10,10 +15,53 @@ def test_stages_follow_one_another(tmp_path):
     trace.stages(7, time.monotonic(), [("wire", 0.5), ("arrays", 0.25)])
     trace.close()
     trace.close()
-    name, wire, arrays = json.loads(path.read_text())
+    name, _, wire, arrays = json.loads(path.read_text())
     assert name["args"] == {"name": "sampler, process 0"}
     assert (wire["name"], wire["dur"], wire["args"]) == ("wire", 5e5, {"version": 7})
     assert abs(arrays["ts"] - (wire["ts"] + wire["dur"])) < 1
+    assert wire["pid"] == os.getpid()
+
+
+def test_times_are_of_the_wall_clock(tmp_path):
+    trace = Trace(tmp_path / "t", name="sampler", process=0)
+    before = time.time()
+    trace.stages(1, time.monotonic(), [("wire", 0.0)])
+    after = time.time()
+    trace.close()
+    (wire,) = written(tmp_path / "t")
+    assert before - 1 <= wire["ts"] / 1e6 <= after + 1
+
+
+def test_chunks_stand_one_after_another_on_the_track_of_their_stream(tmp_path):
+    trace = Trace(tmp_path / "t", name="sampler", process=0)
+    trace.chunks(
+        "source",
+        [
+            ChunkEvent("a-a", 1, 3, 7, 0, 100, 0, 10.0, 11.0),
+            ChunkEvent("a-a", 2, 3, 7, 2, 100, 0, 10.0, 10.5),
+            ChunkEvent("a-a", 1, 3, 7, 1, 100, 2, 10.0, 12.0),
+            ChunkEvent("a-a", 1, 3, 8, 0, 0, 0, 13.0, 14.0),
+        ],
+        num_dropped=5,
+    )
+    trace.close()
+    events = json.loads((tmp_path / "t").read_text())
+    names = {x["tid"]: x["args"]["name"] for x in events if x["name"] == "thread_name"}
+    assert names == {0: "stages", 1: "a-a stream 1", 2: "a-a stream 2"}
+    first, other, second, lost, dropped = written(tmp_path / "t")
+    assert [x["tid"] for x in (first, other, second, lost)] == [1, 2, 1, 1]
+    assert second["args"] == {
+        "source": 3,
+        "chunk": 1,
+        "version": 7,
+        "nbytes": 100,
+        "retries": 2,
+        "waited_us": 1e6,
+    }
+    assert [round(x["ts"] - first["ts"]) for x in (first, second, lost)] == [0, 10**6, 3 * 10**6]
+    assert [round(x["dur"]) for x in (first, second, lost)] == [10**6] * 3
+    assert lost["name"] == "chunk 0, lost"
+    assert dropped["name"] == "5 chunks are missing here"
 
 
 def test_other_processes_write_beside(tmp_path):
@@ -22,5 +70,7 @@ def test_other_processes_write_beside(tmp_path):
 
 
 def test_without_a_path_nothing_is_written(tmp_path):
-    Trace(None, name="trainer", process=0).stages(1, 0.0, [("wire", 1.0)])
-    assert not list(tmp_path.iterdir())
+    trace = Trace(None, name="trainer", process=0)
+    trace.stages(1, 0.0, [("wire", 1.0)])
+    trace.chunks("sink", [ChunkEvent("a-a", 1, 3, 7, 0, 100, 0, 10.0, 11.0)], 0)
+    assert not trace.is_on and not list(tmp_path.iterdir())

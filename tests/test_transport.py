@@ -14,6 +14,7 @@ import pytest
 
 from tpu_sync_rl import _native
 from tpu_sync_rl.errors import CorruptionError, PlanError, SyncError, VersionError
+from tpu_sync_rl.report import RailReport
 from tpu_sync_rl.transport import Exporter, Fetcher
 
 SHAPE = (600, 2000)
@@ -39,7 +40,9 @@ def make_plan() -> _native.Plan:
     return _native.make_plan([layout(SOURCE_BOXES), layout(SINK_BOXES)], pairs, 0, CHUNK_NBYTES)
 
 
-def make_exporter(*, peer_timeout_s: float = WAIT_S, num_workers: int = 2) -> Exporter:
+def make_exporter(
+    *, peer_timeout_s: float = WAIT_S, num_workers: int = 2, traced: bool = False
+) -> Exporter:
     shards = SimpleNamespace(
         leaf=np.zeros(2, np.uint32),
         box=np.arange(2, dtype=np.uint32),
@@ -49,7 +52,7 @@ def make_exporter(*, peer_timeout_s: float = WAIT_S, num_workers: int = 2) -> Ex
         ranges=SOURCE_BOXES.reshape(-1),
         num_leaves=1,
     )
-    return Exporter(shards, peer_timeout_s=peer_timeout_s, num_workers=num_workers)
+    return Exporter(shards, peer_timeout_s=peer_timeout_s, num_workers=num_workers, traced=traced)
 
 
 def leaf(version: int) -> np.ndarray:
@@ -164,18 +167,62 @@ def test_stats_may_be_asked_for_by_what_runs_while_they_are_made():
     assert child.exitcode == 0
 
 
-def test_stats_are_of_the_version_that_began_last(exporter, sink):
+def test_traffic_is_of_the_version_that_began_last(exporter, sink):
     array = leaf(1)
     publish(exporter, 1, array)
     connect(exporter, sink, rail="a")
     for _ in range(2):
         sink.fetch(1)
-        stats = sink.fetcher.stats()
-        assert stats.rails == {"a": array.nbytes}
-        assert stats.num_retries == 0
-        assert 0 < stats.fetch_s < WAIT_S
-        assert stats.wire_s > 0
+        traffic = sink.fetcher.received()
+        (rail,) = traffic.rails.items()
+        assert rail == ("a", RailReport(nbytes=array.nbytes, seconds=rail[1].seconds))
+        assert traffic.seconds.keys() == {"wire", "receive", "checksum", "scatter"}
+        assert all(0 < spent_s < WAIT_S for spent_s in traffic.seconds.values())
+        assert 0 < rail[1].seconds < WAIT_S
     assert exporter.stats()["a"]["nbytes"] == 2 * array.nbytes
+
+
+def test_exporter_tells_what_it_sent_since_it_was_asked(exporter, sink):
+    array = leaf(1)
+    publish(exporter, 1, array)
+    connect(exporter, sink, rail="a")
+    sink.fetch(1)
+    sent = exporter.sent()
+    assert sent.rails["a"].nbytes == array.nbytes
+    assert sent.seconds.keys() == {"gather", "checksum", "send", "wire"}
+    assert all(spent_s > 0 for spent_s in sent.seconds.values())
+    assert sent.seconds["wire"] == sent.rails["a"].seconds
+    idle = exporter.sent()
+    assert idle.rails == {"a": RailReport()} and not any(idle.seconds.values())
+
+
+def test_both_ends_trace_every_chunk_on_its_stream():
+    exporter, sink = make_exporter(traced=True), Sink(traced=True)
+    array = leaf(1)
+    publish(exporter, 1, array)
+    for _ in range(2):
+        connect(exporter, sink, rail="a")
+    before = time.monotonic()
+    sink.fetch(1)
+    exporter.close()
+    received, num_dropped = sink.fetcher.take_events()
+    sent, _ = exporter.take_events()
+    assert num_dropped == 0 and sink.fetcher.take_events() == ([], 0)
+    for events, peer in ((received, 0), (sent, 7)):
+        assert sum(event.nbytes for event in events) == array.nbytes
+        assert {(event.rail, event.peer, event.version) for event in events} == {("a", peer, 1)}
+        assert {event.number for event in events} <= {1, 2}
+        assert all(before <= x.asked <= x.ended <= time.monotonic() for x in events)
+    chunks = make_plan().num_chunks
+    assert sorted(x.chunk for x in received) == sorted(x.chunk for x in sent) == [*range(chunks)]
+    sink.fetcher.close()
+
+
+def test_nothing_is_kept_for_a_trace_that_nobody_writes(exporter, sink):
+    publish(exporter, 1, leaf(1))
+    connect(exporter, sink)
+    sink.fetch(1)
+    assert sink.fetcher.take_events() == exporter.take_events() == ([], 0)
 
 
 def test_finished_leaves_may_be_dropped_and_published_again(exporter, sink):
@@ -262,7 +309,7 @@ def flipping(exporter: Exporter, sink: Sink, num_flips: int):
 
 
 def test_changed_byte_is_found_and_its_chunk_fetched_again(exporter):
-    sink = Sink(window=1)
+    sink = Sink(window=1, traced=True)
     array = leaf(1)
     publish(exporter, 1, array)
     with flipping(exporter, sink, num_flips=1):
@@ -272,7 +319,13 @@ def test_changed_byte_is_found_and_its_chunk_fetched_again(exporter):
         assert sink.fetcher.wait(WAIT_S)
         sink.fetcher.end()
     assert sink.holds(array)
-    assert sink.fetcher.stats().num_retries == 1
+    (rail,) = sink.fetcher.received().rails.values()
+    assert (rail.num_retries, rail.num_lost) == (1, 1)
+    events, _ = sink.fetcher.take_events()
+    (lost,) = [event for event in events if not event.nbytes]
+    again = [x.num_retries for x in events if x.nbytes and x.chunk == lost.chunk]
+    assert lost.num_retries == 0 and again == [1]
+    assert {event.number for event in events} == {1}
     sink.fetcher.close()
 
 

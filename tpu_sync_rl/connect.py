@@ -102,7 +102,8 @@ def connect_trainer(
         peer_timeout: seconds without a sign of life after which a peer is lost.
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: listen beyond loopback without a token.
-        trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
+        trace: file for a Chrome trace of each sync: stages, and a track of chunks per stream.
+            Each program needs its own; process n > 0 of it appends ".n".
         tls: encrypts the control streams with these certificates; the weights do not take them.
         metrics: prometheus_client.CollectorRegistry that gets the session's metrics.
 
@@ -246,7 +247,8 @@ def connect_sampler(
         peer_timeout: seconds without a sign of life after which a peer is lost.
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: use NICs beyond loopback without a token.
-        trace: file for a Chrome trace of each sync's stages; process n > 0 appends ".n".
+        trace: file for a Chrome trace of each sync: stages, and a track of chunks per stream.
+            Each program needs its own; process n > 0 of it appends ".n".
         tls: encrypts the control stream with these certificates; the weights do not take it.
         metrics: prometheus_client.CollectorRegistry that gets the session's metrics.
 

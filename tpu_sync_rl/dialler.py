@@ -3,11 +3,13 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tpu_sync_rl import rails
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.rails import Address, Rail
+from tpu_sync_rl.report import RailReport
 from tpu_sync_rl.transport import Fetcher
 
 _REDIAL_S = 0.5
@@ -50,6 +52,7 @@ class Dialler:
         self._under_way: set[str] = set()  # rails that are being dialled
         self._errors: dict[tuple[int, str], str] = {}  # why a process is not reached over a rail
         self._closed = False
+        self._rails: dict[str, Rail] = {}  # those that were paired, by name
 
     def open_missing(self) -> None:
         """Starts to open what is missing; returns at once. May be called as often as one likes."""
@@ -74,6 +77,10 @@ class Dialler:
                 lost[process] = f"trainer process {process}: {trouble}"
         return lost
 
+    def described(self, traffic: Mapping[str, RailReport]) -> dict[str, RailReport]:
+        """What went over the rails, and what these are made for."""
+        return {name: replace(x, line=self._rails[name].line) for name, x in traffic.items()}
+
     def close(self) -> None:
         """Dials nothing more, but does not wait for what is being dialled."""
         self._closed = True
@@ -89,6 +96,7 @@ class Dialler:
                 continue
             self._errors.pop((process, ""), None)
             for rail in pairs:
+                self._rails[rail.name] = rail
                 have = self._fetcher.num_streams(process, rail.name)
                 if have < self._options.streams_per_rail:
                     lacking = self._options.streams_per_rail - have

@@ -81,7 +81,7 @@ flags.DEFINE_enum(
     "tcp: use no shortcut between processes of one host.",
 )
 flags.DEFINE_bool("tsr_insecure", None, "Use NICs beyond loopback without a token.")
-flags.DEFINE_string("tsr_trace", None, "File for a Chrome trace of the stages of each sync.")
+flags.DEFINE_string("tsr_trace", None, "File for a Chrome trace of each sync.")
 flags.DEFINE_string("tsr_tls_certificate", None, "PEM file: this end's certificate, for TLS.")
 flags.DEFINE_string("tsr_tls_key", None, "PEM file: the private key of --tsr_tls_certificate.")
 flags.DEFINE_string("tsr_tls_ca", None, "PEM file: authorities that vouch for the other end.")

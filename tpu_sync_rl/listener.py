@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tpu_sync_rl import authentication, handshake, same_host
 from tpu_sync_rl.errors import SyncError
@@ -15,6 +16,7 @@ from tpu_sync_rl.handshake import Code, Hello
 from tpu_sync_rl.nics import LOOPBACK, Nic, find_nics
 from tpu_sync_rl.options import Options, is_loopback, split_address
 from tpu_sync_rl.rails import HANDSHAKE_S, Connection, new_socket, tune
+from tpu_sync_rl.report import UNKNOWN_LINE, Line
 
 MAX_HALF_OPEN = 64
 
@@ -47,6 +49,15 @@ class _HalfOpen:
         if self.ring_fd >= 0:
             os.close(self.ring_fd)
         self.ring_fd = -1
+
+
+class ListeningAt(NamedTuple):
+    """Where one NIC listens; a `rails.Address`."""
+
+    nic: str
+    host: str
+    port: int
+    line: Line
 
 
 class Listener:
@@ -91,7 +102,7 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._wake, wake = socket.socketpair()
         self._listening: list[socket.socket] = []
-        self.addresses: list[tuple[str, str, int]] = []
+        self.addresses: list[ListeningAt] = []
         self.ticket_secret = authentication.new_ticket_secret()
         self._selector.register(wake, selectors.EVENT_READ, None)
         only_here = is_loopback(split_address(coordinator)[0])
@@ -125,13 +136,14 @@ class Listener:
         tune(listening, self._options, nic.host)
         listening.bind((nic.host, 0))
         self._start_listening(listening)
-        self.addresses.append((nic.name, nic.host, listening.getsockname()[1]))
+        port = listening.getsockname()[1]
+        self.addresses.append(ListeningAt(nic.name, nic.host, port, nic.line))
 
     def _listen_here(self) -> None:
         listening, host = same_host.bind()
         self._listening.append(listening)
         self._start_listening(listening)
-        self.addresses.append((same_host.NIC, host, 0))
+        self.addresses.append(ListeningAt(same_host.NIC, host, 0, UNKNOWN_LINE))
 
     def _start_listening(self, listening: socket.socket) -> None:
         listening.setblocking(False)

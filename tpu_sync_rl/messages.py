@@ -13,6 +13,7 @@ gives to one sampler process for one connection of its session; it names chunk t
 from msgspec import Struct
 
 from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.report import UNKNOWN_LINE, Line
 
 
 class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -25,6 +26,7 @@ class Address(Struct, frozen=True):
     nic: str
     host: str
     port: int
+    line: Line = UNKNOWN_LINE
 
 
 class Held(Struct, frozen=True):

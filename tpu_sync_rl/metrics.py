@@ -77,8 +77,8 @@ class Metrics:
         local = report.local or report
         families.syncs.labels(*self._labels).inc()
         families.version.labels(*self._labels).set(report.version)
-        for rail, nbytes in local.rails.items():
-            families.nbytes.labels(*self._labels, rail).inc(nbytes)
+        for name, rail in local.rails.items():
+            families.nbytes.labels(*self._labels, name).inc(rail.nbytes)
         for stage, spent_s in local.seconds.items():
             families.seconds.labels(*self._labels, stage).inc(spent_s)
         versions = [version for version in report.replicas.values() if version is not None]

@@ -8,18 +8,25 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 
+from tpu_sync_rl.report import UNKNOWN_LINE, Line
+
 # From linux/sockios.h and linux/if.h.
 _SIOCGIFFLAGS = 0x8913
 _SIOCGIFADDR = 0x8915
 _SIOCGIFNETMASK = 0x891B
+_SIOCGIFMTU = 0x8921
 _IFF_UP = 0x1
 _IFF_LOOPBACK = 0x8
-_IFF_POINTOPOINT = 0x10
+_IFF_POINTOPOINT = 0x10  # tunnels
+_IFF_NOARP = 0x80  # dummies
+_IFF_SLAVE = 0x800  # parts of a bond
+_IFF_NO_DATA = _IFF_LOOPBACK | _IFF_POINTOPOINT | _IFF_NOARP | _IFF_SLAVE
 # From linux/if_arp.h: Ethernet (veth and VLANs are, too) and InfiniBand.
 _HARDWARE_TYPES = {"1", "32"}
+_VIRTUAL_TYPES = {"DEVTYPE=bridge", "DEVTYPE=vxlan", "DEVTYPE=geneve"}
 
 _SYSFS = Path("/sys/class/net")
-_ROUTES = Path("/proc/self/net/route")
+_ROUTES = Path("/proc/thread-self/net/route")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +38,14 @@ class Nic:
         host: the address.
         network: what it reaches without a router, if known.
         routes: what the kernel sends over it, with a router or without, as far as known.
+        line: what it is made for.
     """
 
     name: str
     host: str
     network: IPv4Network | None = None
     routes: tuple[IPv4Network, ...] = ()
+    line: Line = UNKNOWN_LINE
 
     def is_beside(self, host: str) -> bool:
         """Whether `host` is in the same subnet."""
@@ -47,11 +56,13 @@ class Nic:
         return self.is_beside(host) or any(ip_address(host) in route for route in self.routes)
 
 
-LOOPBACK = Nic("lo", "127.0.0.1", IPv4Network("127.0.0.0/8"))
+LOOPBACK = Nic("lo", "127.0.0.1", IPv4Network("127.0.0.0/8"), line=Line(65536))
 
 
 def find_nics(wanted: Sequence[str] | None = None) -> list[Nic]:
-    """Finds the NICs that are up and have an IPv4 address, less loopback, bridges and tunnels.
+    """Finds the NICs that are up and have an IPv4 address, and are no mere face of others.
+
+    Loopback, dummies, tunnels, bridges and what is part of one or of a bond are left out.
 
     Args:
         wanted: names or addresses of the NICs to take instead, in this order. An address that no
@@ -109,20 +120,36 @@ def _ipv4(name: str, routes: tuple[IPv4Network, ...]) -> Nic | None:
         mask = socket.inet_ntoa(_ioctl(name, _SIOCGIFNETMASK)[20:24])
     except OSError:  # it has none
         return None
-    return Nic(name, host, IPv4Network(f"{host}/{mask}", strict=False), routes)
+    return Nic(name, host, IPv4Network(f"{host}/{mask}", strict=False), routes, _line(name))
+
+
+def _line(name: str) -> Line:
+    (mtu_nbytes,) = struct.unpack_from("i", _ioctl(name, _SIOCGIFMTU), 16)
+    mbit_per_s = _attribute(name, "speed")
+    known = mbit_per_s.isdecimal() and int(mbit_per_s) > 0
+    return Line(mtu_nbytes, int(mbit_per_s) / 8000 if known else None)
 
 
 def _is_data_nic(name: str) -> bool:
     (flags,) = struct.unpack_from("<H", _ioctl(name, _SIOCGIFFLAGS), 16)
-    if not flags & _IFF_UP or flags & (_IFF_LOOPBACK | _IFF_POINTOPOINT):
+    if not flags & _IFF_UP or flags & _IFF_NO_DATA:
         return False
-    sysfs = _SYSFS / name
-    try:
-        hardware_type = (sysfs / "type").read_text().strip()
-    except OSError:  # no sysfs here: take it for what its flags say
+    hardware_type = _attribute(name, "type")
+    if not hardware_type:  # no sysfs here: take it for what its flags say
         return True
-    is_virtual = (sysfs / "bridge").exists() or (sysfs / "tun_flags").exists()
+    is_virtual = any((_SYSFS / name / sign).exists() for sign in ("bridge", "brport", "tun_flags"))
+    is_virtual |= not _VIRTUAL_TYPES.isdisjoint(_attribute(name, "uevent").split())
     return hardware_type in _HARDWARE_TYPES and not is_virtual
+
+
+def _attribute(name: str, attribute: str) -> str:
+    """What sysfs says of a NIC; "" where it says nothing, or is that of another namespace."""
+    try:
+        if int((_SYSFS / name / "ifindex").read_text()) != socket.if_nametoindex(name):
+            return ""
+        return (_SYSFS / name / attribute).read_text().strip()
+    except OSError:
+        return ""
 
 
 def _ioctl(name: str, request: int) -> bytes:

@@ -39,7 +39,7 @@ class Options:
         peer_timeout_s: after this long without a sign of life a peer is lost.
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: listen beyond loopback without a token.
-        trace: file for a Chrome trace of the stages of each sync.
+        trace: file for a Chrome trace of the stages and chunks of each sync.
         tls: certificates of the control streams; None leaves them in the clear.
         metrics: registry of the application that gets metrics.
     """

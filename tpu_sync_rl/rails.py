@@ -13,6 +13,7 @@ from tpu_sync_rl.errors import AuthError, PeerLostError
 from tpu_sync_rl.handshake import Code, Hello
 from tpu_sync_rl.nics import LOOPBACK, Nic, find_nics
 from tpu_sync_rl.options import Options, is_loopback, join_address
+from tpu_sync_rl.report import UNKNOWN_LINE, Line
 
 HANDSHAKE_S = 5.0
 
@@ -32,15 +33,29 @@ class Address(Protocol):
     def port(self) -> int:
         """TCP port."""
 
+    @property
+    def line(self) -> Line:
+        """What the NIC is made for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """A pair of a local NIC and a remote NIC that listens."""
+    """A pair of a local NIC and a remote NIC that listens.
+
+    Attributes:
+        line: what both NICs are made for.
+    """
 
     local: Nic
     remote_nic: str
     host: str
     port: int
+    line: Line = UNKNOWN_LINE
+
+    @classmethod
+    def between(cls, local: Nic, remote: Address) -> "Rail":
+        """The rail from a local NIC to where a remote one listens."""
+        return cls(local, remote.nic, remote.host, remote.port, local.line.to(remote.line))
 
     @property
     def is_shared(self) -> bool:
@@ -80,7 +95,7 @@ def pair(options: Options, addresses: Sequence[Address]) -> list[Rail]:
     if options.same_host == "auto":
         for address in addresses:
             if same_host.is_in_reach(address.host):
-                return [Rail(Nic(address.nic, ""), address.nic, address.host, address.port)]
+                return [Rail.between(Nic(address.nic, ""), address)]
     addresses = [address for address in addresses if not same_host.is_shared(address.host)]
     loopback = all(is_loopback(address.host) for address in addresses)
     nics = [LOOPBACK] if loopback else find_nics(options.nics)
@@ -94,7 +109,7 @@ def pair(options: Options, addresses: Sequence[Address]) -> list[Rail]:
         if all(nic is not paired for paired, _ in pairs):
             near_addresses = [a for a in addresses if nic.is_beside(a.host)] or addresses
             pairs.append((nic, near_addresses[index % len(near_addresses)]))
-    return [Rail(nic, address.nic, address.host, address.port) for nic, address in pairs]
+    return [Rail.between(nic, address) for nic, address in pairs]
 
 
 def dial(

@@ -100,6 +100,7 @@ class Receiver:
         self._newest_incarnation = ""
         self._closed = False
         self._source: _Source | None = None
+        self._planned_s = 0.0  # until a version came of it
         pool.when_free(partial(self._commands.put, _Freed()))
         self._plans: dict[str, tuple[Plan | None, str]] = {}  # digest -> plan, or differences
         self._thread = threading.Thread(target=self._run, name="tsr-receiver", daemon=True)
@@ -172,12 +173,18 @@ class Receiver:
                 source.close()
                 self._source = None
             if trainer.digest not in self._plans:
+                began = time.monotonic()
                 self._plans[trainer.digest] = self._compare(trainer.manifest)
+                self._planned_s = time.monotonic() - began
             plan, differences = self._plans[trainer.digest]
             if plan is None:
                 self._send(Refuse(trainer.digest, differences))
                 return
-            fetcher = Fetcher(plan.native, peer_timeout_s=self._options.peer_timeout_s)
+            fetcher = Fetcher(
+                plan.native,
+                peer_timeout_s=self._options.peer_timeout_s,
+                traced=self._trace.is_on,
+            )
             dialler = Dialler(
                 self._options,
                 fetcher,
@@ -250,19 +257,18 @@ class Receiver:
                     raise PeerLostError(f"version {held.version}: {'; '.join(lost.values())}")
         finally:
             fetcher.end()
-        landed = time.monotonic()
+            self._trace.chunks("source", *fetcher.take_events())
         leaves = generation.arrays()
         ended = time.monotonic()
-        seconds = {"wait": waited - began, "wire": landed - waited, "arrays": ended - landed}
-        self._trace.stages(held.version, began, seconds.items())
-        seconds["total"] = ended - began
-        plan = source.plan
-        return Received(
-            held,
-            generation,
-            leaves,
-            ProcessStats(plan.nbytes, plan.wire_nbytes, seconds, fetcher.stats().rails),
-        )
+        traffic = fetcher.received()
+        stages = {"wait": waited - began, "wire": traffic.seconds["wire"]}
+        stages["arrays"] = ended - began - sum(stages.values())
+        self._trace.stages(held.version, began, stages.items())
+        seconds = {"plan": self._planned_s, **traffic.seconds, **stages, "total": ended - began}
+        self._planned_s = 0.0
+        plan, rails = source.plan, source.dialler.described(traffic.rails)
+        stats = ProcessStats(plan.nbytes, plan.wire_nbytes, seconds, rails)
+        return Received(held, generation, leaves, stats)
 
     def _free_generation(self, held: Held) -> Generation:
         while True:

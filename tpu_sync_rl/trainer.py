@@ -34,7 +34,7 @@ from tpu_sync_rl.messages import (
 )
 from tpu_sync_rl.options import Commit, OnStraggler, Options, Wait, checked_timeout
 from tpu_sync_rl.pins import PinnedVersions, wait_until_computed
-from tpu_sync_rl.process_stats import combined
+from tpu_sync_rl.process_stats import combined, on_lines_of
 from tpu_sync_rl.publications import Publications
 from tpu_sync_rl.rails import Connection
 from tpu_sync_rl.report import Report
@@ -221,6 +221,7 @@ class TrainerSession:
         if self._pins is not None and self._exporter is not None:
             self._pins.close()
             self._exporter.close()
+            self._trace.chunks("sink", *self._exporter.take_events())
         if self._coordinator_process is not None:
             self._coordinator_process.stop()
         self._trace.close()
@@ -277,7 +278,11 @@ class TrainerSession:
         if self._manifest is None:
             self._manifest = aliases.manifest
             self._local_nbytes = aliases.shards.nbytes
-            self._exporter = Exporter(aliases.shards, peer_timeout_s=self._options.peer_timeout_s)
+            self._exporter = Exporter(
+                aliases.shards,
+                peer_timeout_s=self._options.peer_timeout_s,
+                traced=self._trace.is_on,
+            )
             self._pins = PinnedVersions(self._exporter, self._client.send)
         elif aliases.manifest.digest != self._manifest.digest:
             raise ManifestError(
@@ -312,14 +317,16 @@ class TrainerSession:
     def _report(self, publish: Publish, decided: PublishOutcome) -> Report:
         assert self._manifest is not None and self._exporter is not None
         received = combined([x for status in decided.replicas.values() for x in status.stats])
-        sent = self._exporter.sent_nbytes()
+        sent = self._exporter.sent()
+        self._trace.chunks("sink", *self._exporter.take_events())
+        total = {"total": decided.seconds["total"]}
         local = Report(
             version=publish.version,
             incarnation=self.incarnation,
             nbytes=self._local_nbytes,
-            wire_nbytes=sum(sent.values()),
-            seconds={**publish.seconds, "total": decided.seconds["total"]},
-            rails=sent,
+            wire_nbytes=sum(rail.nbytes for rail in sent.rails.values()),
+            seconds={**publish.seconds, **sent.seconds, **total},
+            rails=on_lines_of(received.rails, sent.rails),
             replicas={name: status.version for name, status in decided.replicas.items()},
             lost=tuple(decided.lost),
             refused=decided.refused,
@@ -328,7 +335,7 @@ class TrainerSession:
             local,
             nbytes=self._manifest.nbytes,
             wire_nbytes=received.wire_nbytes,
-            seconds=decided.seconds,
+            seconds={**decided.seconds, **received.seconds, **total},
             rails=received.rails,
             local=local,
         )

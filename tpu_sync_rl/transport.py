@@ -4,6 +4,7 @@ Both give their work to a few native threads; no call waits with the GIL held. T
 descriptors that they are given, also where the call fails.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from tpu_sync_rl import _native
 from tpu_sync_rl.options import MAX_CHUNK_NBYTES
+from tpu_sync_rl.report import RailReport
+from tpu_sync_rl.trace import ChunkEvent
 
 _Counters = dict[str, dict[str, float]]
 
@@ -62,6 +65,42 @@ def shard_directory(shards: Shards) -> _native.ShardDirectory:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What went over the rails of one end, and the seconds that it took.
+
+    Attributes:
+        rails: bytes that were sent, or verified, and more of each rail.
+        seconds: per stage, in the words of `Report.seconds`.
+    """
+
+    rails: dict[str, RailReport]
+    seconds: dict[str, float]
+
+
+def _since(before: _Counters, now: _Counters) -> tuple[dict[str, RailReport], dict[str, float]]:
+    """What each rail did from one reading of the counters to another; and sums over all rails."""
+    rails: dict[str, RailReport] = {}
+    sums: dict[str, float] = defaultdict(float)
+    for name, counters in now.items():
+        at_first = before.get(name, {})
+        done = {counter: value - at_first.get(counter, 0) for counter, value in counters.items()}
+        rails[name] = RailReport(
+            nbytes=int(done["nbytes"]),
+            seconds=done["busy_s"],
+            num_retries=int(done["num_retries"]),
+            num_lost=int(done["num_lost"]),
+        )
+        for counter, value in done.items():
+            sums[counter] += value
+    return rails, sums
+
+
+def _taken(end: _native.Exporter | _native.Fetcher) -> tuple[list[ChunkEvent], int]:
+    events, num_dropped = end.take_events()
+    return [ChunkEvent(*event) for event in events], num_dropped
+
+
 class Exporter:
     """Serves the shards of published versions. One per trainer process; any thread may call.
 
@@ -69,16 +108,27 @@ class Exporter:
     returned, and never after: whoever is in the middle of sending it is cut off.
     """
 
-    def __init__(self, shards: Shards, *, peer_timeout_s: float, num_workers: int = 2) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        *,
+        peer_timeout_s: float,
+        num_workers: int = 2,
+        traced: bool = False,
+    ) -> None:
         """Starts `num_workers` threads; what a sink asks for is held against `shards`.
+
+        With `traced` it keeps what `take_events` tells.
 
         Raises:
             ValueError: `shards` contradicts itself.
             SyncError: the system has no thread or descriptor left.
         """
         directory = shard_directory(shards)
-        self._native = _native.Exporter(directory, num_workers, MAX_CHUNK_NBYTES, peer_timeout_s)
-        self._sent_before: dict[str, int] = {}
+        self._native = _native.Exporter(
+            directory, num_workers, MAX_CHUNK_NBYTES, peer_timeout_s, traced
+        )
+        self._before: _Counters = {}
 
     def publish(
         self, version: int, addresses: NDArray[np.uint64], strides: NDArray[np.int64]
@@ -132,36 +182,22 @@ class Exporter:
         """Counters of each rail since the start: nbytes, num_chunks, num_lost and more."""
         return self._native.stats()
 
-    def sent_nbytes(self) -> dict[str, int]:
-        """Bytes that were sent over each rail since this was asked last."""
-        sent = {rail: int(counters["nbytes"]) for rail, counters in self.stats().items()}
-        before, self._sent_before = self._sent_before, sent
-        return {rail: nbytes - before.get(rail, 0) for rail, nbytes in sent.items()}
+    def sent(self) -> Traffic:
+        """What was sent since this was asked last; stages "gather", "checksum", "send", "wire"."""
+        before, self._before = self._before, self.stats()
+        rails, spent_s = _since(before, self._before)
+        stages = {"gather": "copy_s", "checksum": "checksum_s", "send": "wire_s"}
+        seconds = {stage: spent_s[counter] for stage, counter in stages.items()}
+        seconds["wire"] = max((rail.seconds for rail in rails.values()), default=0.0)
+        return Traffic(rails, seconds)
+
+    def take_events(self) -> tuple[list[ChunkEvent], int]:
+        """The chunks sent since this was asked last, and how many more there was no room for."""
+        return _taken(self._native)
 
     def close(self) -> None:
         """Closes every connection and ends the threads. May be called twice."""
         self._native.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchStats:
-    """What one version took to fetch.
-
-    Attributes:
-        rails: verified bytes per rail.
-        num_retries: chunks that were asked for again.
-        fetch_s: seconds until the last chunk was verified.
-        copy_s: seconds that the threads spent putting bytes in place, all together.
-        wire_s: seconds that they spent reading from sockets.
-        checksum_s: seconds that they spent with checksums.
-    """
-
-    rails: dict[str, int]
-    num_retries: int
-    fetch_s: float
-    copy_s: float
-    wire_s: float
-    checksum_s: float
 
 
 class Fetcher:
@@ -171,14 +207,22 @@ class Fetcher:
     """
 
     def __init__(
-        self, plan: _native.Plan, *, peer_timeout_s: float, num_workers: int = 2, window: int = 3
+        self,
+        plan: _native.Plan,
+        *,
+        peer_timeout_s: float,
+        num_workers: int = 2,
+        window: int = 3,
+        traced: bool = False,
     ) -> None:
         """Starts `num_workers` threads; each stream keeps `window` requests in flight.
+
+        With `traced` it keeps what `take_events` tells.
 
         Raises:
             SyncError: the system has no thread or descriptor left.
         """
-        self._native = _native.Fetcher(plan, num_workers, window, peer_timeout_s)
+        self._native = _native.Fetcher(plan, num_workers, window, peer_timeout_s, traced)
         self._before: _Counters = {}
 
     def add_stream(self, source_process: int, fd: int, rail: str, ring_fd: int = -1) -> None:
@@ -231,23 +275,19 @@ class Fetcher:
         """
         self._native.end()
 
-    def stats(self) -> FetchStats:
-        """What the version that began last took so far."""
-        rails: dict[str, int] = {}
-        totals = dict.fromkeys(("num_retries", "copy_s", "wire_s", "checksum_s"), 0.0)
-        for rail, counters in self._native.stats().items():
-            before = self._before.get(rail, {})
-            rails[rail] = int(counters["nbytes"] - before.get("nbytes", 0))
-            for name in totals:
-                totals[name] += counters[name] - before.get(name, 0)
-        return FetchStats(
-            rails=rails,
-            num_retries=int(totals["num_retries"]),
-            fetch_s=self._native.fetch_seconds(),
-            copy_s=totals["copy_s"],
-            wire_s=totals["wire_s"],
-            checksum_s=totals["checksum_s"],
-        )
+    def received(self) -> Traffic:
+        """What of the version that began last came in so far.
+
+        Stages "wire", "receive", "checksum" and "scatter".
+        """
+        rails, spent_s = _since(self._before, self._native.stats())
+        stages = {"receive": "wire_s", "checksum": "checksum_s", "scatter": "copy_s"}
+        seconds = {stage: spent_s[counter] for stage, counter in stages.items()}
+        return Traffic(rails, {"wire": self._native.fetch_seconds(), **seconds})
+
+    def take_events(self) -> tuple[list[ChunkEvent], int]:
+        """The chunks taken since this was asked last, and how many more there was no room for."""
+        return _taken(self._native)
 
     def close(self) -> None:
         """Closes every stream and ends the threads; a waiting call fails. May be called twice."""

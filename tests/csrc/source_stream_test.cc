@@ -88,7 +88,7 @@ TEST_F(SourceStreamTest, FloodOfRequestsIsMetTurnByTurn) {
   auto [ours, theirs] = ConnectedPair();
   const RawPeer peer(std::move(theirs));
   auto pipe = std::make_unique<SocketPipe>(ours.get(), &stats);
-  SourceStream stream(std::move(ours), std::move(pipe), 7, &stats, &worker);
+  SourceStream stream(std::move(ours), std::move(pipe), 7, "rail", &stats, nullptr, &worker);
   std::string flood;
   for (int i = 0; i < 1000; ++i) flood += Encoded({FrameKind::kDone, id_, 1, 0});
   peer.Write(flood + std::string(kFrameNbytes, 'x'));  // what is no frame ends it

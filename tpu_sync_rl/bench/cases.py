@@ -117,8 +117,7 @@ class Sync:
     @property
     def rails(self) -> Mapping[str, int]:
         """Bytes that each rail carried."""
-        rails: Mapping[str, int] = self.trainers[0].report["rails"]
-        return rails
+        return {name: rail["nbytes"] for name, rail in self.trainers[0].report["rails"].items()}
 
     @property
     def pause_s(self) -> float:
