@@ -131,13 +131,24 @@ class Listener:
         self._thread.join()
 
     def _listen(self, nic: Nic) -> None:
-        listening = new_socket(nic.host)
+        port = self._listen_at(nic, 0, "")
+        if nic.shares_subnet:
+            # What comes in by this NIC goes out by it, for it is taken by the socket that is bound
+            # to it. What comes in by another one, which answers for this one, is taken as before.
+            with contextlib.suppress(OSError):
+                self._listen_at(nic, port, nic.name)
+        self.addresses.append(ListeningAt(nic.name, nic.host, port, nic.line))
+
+    def _listen_at(self, nic: Nic, port: int, device: str) -> int:
+        listening = new_socket(nic.host, device)
         self._listening.append(listening)
         tune(listening, self._options, nic.host)
-        listening.bind((nic.host, 0))
+        if nic.shares_subnet:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listening.bind((nic.host, port))
         self._start_listening(listening)
-        port = listening.getsockname()[1]
-        self.addresses.append(ListeningAt(nic.name, nic.host, port, nic.line))
+        taken: int = listening.getsockname()[1]
+        return taken
 
     def _listen_here(self) -> None:
         listening, host = same_host.bind()

@@ -4,7 +4,7 @@ import fcntl
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 
@@ -39,6 +39,8 @@ class Nic:
         network: what it reaches without a router, if known.
         routes: what the kernel sends over it, with a router or without, as far as known.
         line: what it is made for.
+        shares_subnet: whether another NIC is in its subnet. The kernel sends by whichever has the
+            first route there, unless a socket is bound to one.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Nic:
     network: IPv4Network | None = None
     routes: tuple[IPv4Network, ...] = ()
     line: Line = UNKNOWN_LINE
+    shares_subnet: bool = False
 
     def is_beside(self, host: str) -> bool:
         """Whether `host` is in the same subnet."""
@@ -75,6 +78,7 @@ def find_nics(wanted: Sequence[str] | None = None) -> list[Nic]:
     routes = _routes()
     names = [name for _, name in socket.if_nameindex()]
     nics = [nic for name in names if (nic := _ipv4(name, routes.get(name, ()))) is not None]
+    nics = [replace(nic, shares_subnet=_shares_subnet(nic, nics)) for nic in nics]
     if wanted is not None:
         return [_named(name, nics) for name in wanted]
     found = [nic for nic in nics if _is_data_nic(nic.name)]
@@ -84,6 +88,10 @@ def find_nics(wanted: Sequence[str] | None = None) -> list[Nic]:
             "name those to use with nics="
         )
     return found
+
+
+def _shares_subnet(nic: Nic, nics: list[Nic]) -> bool:
+    return any(nic.is_beside(other.host) for other in nics if other.name != nic.name)
 
 
 def _named(name: str, nics: list[Nic]) -> Nic:

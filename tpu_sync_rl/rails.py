@@ -17,6 +17,8 @@ from tpu_sync_rl.report import UNKNOWN_LINE, Line
 
 HANDSHAKE_S = 5.0
 
+_BOUND_S = 1.0  # for a connection that is bound to its NIC, before one is tried that is not
+
 
 class Address(Protocol):
     """Where one NIC of a process listens; `messages.Address` is one."""
@@ -134,11 +136,9 @@ def dial(
     hello = Hello(
         authentication.new_nonce(), handshake.target(options.job, incarnation), sink, rail.name
     )
-    with new_socket(rail.host) as connection, contextlib.ExitStack() as on_failure:
-        if not rail.is_shared:
-            tune(connection, options, rail.host)
+    with contextlib.ExitStack() as on_failure:
         try:
-            _connect(connection, rail, timeout_s)
+            connection = on_failure.enter_context(_connected(rail, options, timeout_s))
             connection.sendall(hello.encode())
             code, challenge = _receive_answer(connection, deadline)
             if code != Code.OK:
@@ -161,28 +161,59 @@ def dial(
         if not authentication.matches(proof, theirs):
             raise AuthError(f"{rail.peer} does not have our token, or did not issue our ticket")
         connection.settimeout(None)
+        fd = connection.detach()
         on_failure.pop_all()
-        return Connection(connection.detach(), ring_fd)
+        return Connection(fd, ring_fd)
 
 
-def new_socket(host: str) -> socket.socket:
-    """A stream socket of the family that `host` is of."""
-    if same_host.is_shared(host):
-        family = socket.AF_UNIX
-    else:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.socket(family, socket.SOCK_STREAM)
+def new_socket(host: str, device: str = "") -> socket.socket:
+    """A TCP socket of the family that `host` is of, bound to the NIC `device` if there is one.
+
+    Raises:
+        OSError: there is no such NIC, or we may not; Linux before 5.7 lets root alone.
+    """
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if device:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
-def _connect(connection: socket.socket, rail: Rail, timeout_s: float) -> None:
-    connection.settimeout(timeout_s)
+def _connected(rail: Rail, options: Options, timeout_s: float) -> socket.socket:
     if rail.is_shared:
+        return _connected_here(rail, timeout_s)
+    local = rail.local
+    if local.shares_subnet and local.is_beside(rail.host):
+        # A peer that answers for one NIC over the other is not heard this way.
+        with contextlib.suppress(OSError):
+            return _connected_over(rail, options, min(timeout_s, _BOUND_S), local.name)
+    return _connected_over(rail, options, timeout_s, "")
+
+
+def _connected_here(rail: Rail, timeout_s: float) -> socket.socket:
+    with contextlib.ExitStack() as on_failure:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        on_failure.enter_context(connection)
+        connection.settimeout(timeout_s)
         connection.connect(same_host.name(rail.host))
         if not same_host.is_same_user(connection):
             raise PeerLostError("it belongs to another user")
-    else:
+        on_failure.pop_all()
+        return connection
+
+
+def _connected_over(rail: Rail, options: Options, timeout_s: float, device: str) -> socket.socket:
+    with contextlib.ExitStack() as on_failure:
+        connection = on_failure.enter_context(new_socket(rail.host, device))
+        tune(connection, options, rail.host)
+        connection.settimeout(timeout_s)
         connection.bind((rail.local.host, 0))
         connection.connect((rail.host, rail.port))
+        on_failure.pop_all()
+        return connection
 
 
 def _receive_answer(connection: socket.socket, deadline: float) -> tuple[int, bytes]:
