@@ -106,6 +106,26 @@ def test_traffic_is_described_by_the_nics_of_its_rail(streams, monkeypatch):
     }
 
 
+def test_many_processes_are_dialled_by_a_thread_per_rail(streams, monkeypatch):
+    dialled: queue.Queue[str] = queue.Queue()
+    up = threading.Event()
+
+    def dial(rail: Rail, *_: object, **__: object) -> Connection:
+        dialled.put(rail.name)
+        assert up.wait(WAIT_S)
+        return Connection(-1)
+
+    monkeypatch.setattr(rails, "dial", dial)
+    dialler = make(streams, range(64))
+    dialler.open_missing()
+    assert sorted(dialled.get(timeout=WAIT_S) for _ in range(2)) == ["a-x", "b-y"]
+    dialler.open_missing()
+    names = [thread.name for thread in threading.enumerate()]
+    assert sorted(x for x in names if x.startswith("tsr-dial")) == ["tsr-dial-a-x", "tsr-dial-b-y"]
+    up.set()
+    assert streams.take(64 * 4) == ["a-x"] * 128 + ["b-y"] * 128
+
+
 def test_process_that_no_rail_reaches_is_lost_for_all_their_reasons(streams, monkeypatch):
     tried: queue.Queue[str] = queue.Queue()
 
