@@ -1,6 +1,8 @@
 #include "host_memory.h"
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,6 +44,19 @@ void* MapAligned(size_t nbytes) {
   return begin + head;
 }
 
+// Has pages that are not there yet come from `nodes`.
+void Prefer(void* data, size_t nbytes, std::span<const int> nodes) {
+  constexpr int kMaxNodes = 1024;
+  constexpr int kWordBits = 8 * sizeof(unsigned long);
+  unsigned long mask[kMaxNodes / kWordBits] = {};
+  for (const int node : nodes) {
+    if (node >= 0 && node < kMaxNodes) mask[node / kWordBits] |= 1UL << (node % kWordBits);
+  }
+  const int policy = nodes.size() == 1 ? MPOL_PREFERRED : MPOL_INTERLEAVE;
+  // Without libnuma, and without a right to fail: memory far from the NIC does as well.
+  if (!nodes.empty()) (void)::syscall(SYS_mbind, data, nbytes, policy, mask, kMaxNodes + 1, 0u);
+}
+
 // Makes every page present. Returns 0 or an errno.
 int Populate(uint8_t* data, size_t nbytes) {
   int result;
@@ -59,7 +74,8 @@ int Populate(uint8_t* data, size_t nbytes) {
 
 }  // namespace
 
-Status HostMemory::Allocate(size_t nbytes, int num_threads, std::unique_ptr<HostMemory>* out) {
+Status HostMemory::Allocate(size_t nbytes, int num_threads, std::span<const int> nodes,
+                            std::unique_ptr<HostMemory>* out) {
   if (nbytes > SIZE_MAX / 2) return SystemError("mmap", nbytes, ENOMEM);
   const size_t mapped = RoundUp(nbytes);
   void* data = MapAligned(mapped);
@@ -67,6 +83,7 @@ Status HostMemory::Allocate(size_t nbytes, int num_threads, std::unique_ptr<Host
   std::unique_ptr<HostMemory> memory(new HostMemory(static_cast<uint8_t*>(data), nbytes));
   // A kernel without huge pages refuses; small pages do as well, only slower.
   (void)madvise(data, mapped, MADV_HUGEPAGE);
+  Prefer(data, mapped, nodes);
 
   // Threads take 64 MiB at a time, for a kernel zeroes some pages much faster than others.
   constexpr size_t kStepNbytes = 32 * kHugePageNbytes;

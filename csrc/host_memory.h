@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "status.h"
 
@@ -14,7 +15,10 @@ class HostMemory {
  public:
   // Maps `nbytes` (rounded up to 2 MiB), asks for huge pages and touches every page with
   // `num_threads` threads, so that no later write faults. kSystem names what the kernel refused.
-  static Status Allocate(size_t nbytes, int num_threads, std::unique_ptr<HostMemory>* out);
+  // Pages are asked for on the NUMA nodes `nodes`, in turns; where there are none, or the kernel
+  // does not want to, they come from anywhere.
+  static Status Allocate(size_t nbytes, int num_threads, std::span<const int> nodes,
+                         std::unique_ptr<HostMemory>* out);
   ~HostMemory();
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;

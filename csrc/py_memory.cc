@@ -1,5 +1,8 @@
+#include <pybind11/stl.h>
+
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "crc32c.h"
 #include "host_memory.h"
@@ -13,10 +16,11 @@ namespace {
 
 namespace py = pybind11;
 
-std::unique_ptr<HostMemory> Allocate(size_t nbytes, int num_threads) {
+std::unique_ptr<HostMemory> Allocate(size_t nbytes, int num_threads,
+                                     const std::vector<int>& nodes) {
   if (num_threads < 1) throw py::value_error("num_threads is " + std::to_string(num_threads));
   std::unique_ptr<HostMemory> memory;
-  WithoutGil([&] { return HostMemory::Allocate(nbytes, num_threads, &memory); });
+  WithoutGil([&] { return HostMemory::Allocate(nbytes, num_threads, nodes, &memory); });
   return memory;
 }
 
@@ -60,7 +64,8 @@ uint32_t Crc32cOfBuffer(const py::object& exporter, uint32_t crc) {
 
 void BindMemory(py::module_& module) {
   py::class_<HostMemory>(module, "HostMemory", py::buffer_protocol())
-      .def(py::init(&Allocate), py::arg("nbytes"), py::arg("num_threads"))
+      .def(py::init(&Allocate), py::arg("nbytes"), py::arg("num_threads"),
+           py::arg("nodes") = std::vector<int>())
       .def_property_readonly(
           "address",
           [](const HostMemory& memory) { return reinterpret_cast<uintptr_t>(memory.data()); })

@@ -102,3 +102,47 @@ def test_mtu_and_speed_are_those_that_the_kernel_knows(nic, speed, gbytes_per_s)
         nic.says(speed=speed)
     (here,) = nics.find_nics()
     assert here.line == Line(LO_MTU_NBYTES, gbytes_per_s)
+
+
+@pytest.fixture
+def nodes(tmp_path, monkeypatch):
+    """How many NUMA nodes the machine has."""
+
+    def have(num: int) -> None:
+        for node in range(num):
+            (tmp_path / "nodes" / f"node{node}").mkdir(parents=True)
+        monkeypatch.setattr(nics, "_NODES", tmp_path / "nodes")
+
+    return have
+
+
+def test_machine_with_one_node_needs_no_choice(nic, nodes):
+    nodes(1)
+    (nic.folder / "device").mkdir()
+    nic.says(**{"device/numa_node": "0"})
+    assert nics.numa_nodes() == ()
+
+
+@pytest.mark.parametrize(("node", "expected"), [("1", (1,)), ("-1", ()), (None, ())])
+def test_memory_belongs_to_the_node_of_the_nic(nic, nodes, node, expected):
+    nodes(2)
+    (nic.folder / "device").mkdir()
+    if node is not None:
+        nic.says(**{"device/numa_node": node})
+    assert nics.numa_nodes() == nics.numa_nodes(["lo"]) == expected
+
+
+def test_nics_of_several_nodes_share_the_memory(monkeypatch, nodes):
+    nodes(4)
+    at = {"a": "3", "b": "0", "c": "3", "d": "-1"}
+    monkeypatch.setattr(nics, "find_nics", lambda _: [nics.Nic(name, "10.0.0.1") for name in at])
+    monkeypatch.setattr(nics, "_attribute", lambda name, _: at[name])
+    assert nics.numa_nodes() == (0, 3)
+
+
+def test_without_a_nic_memory_may_be_anywhere(nic, nodes):
+    nodes(2)
+    nic.flags = 0
+    assert nics.numa_nodes() == ()
+    with pytest.raises(ValueError, match="'eth77' is no NIC"):
+        nics.numa_nodes(["eth77"])

@@ -96,9 +96,9 @@ class GenerationLayout:
         }
         return cls(shards, ends[:-1], int(ends[-1]), tuple(made), copied, set())
 
-    def allocate(self) -> HostMemory:
-        """Memory for one version. Blocks until every page is there."""
-        return HostMemory(max(1, self.nbytes), NUM_THREADS)
+    def allocate(self, nodes: Sequence[int] = ()) -> HostMemory:
+        """Memory for one version, on these NUMA nodes. Blocks until every page is there."""
+        return HostMemory(max(1, self.nbytes), NUM_THREADS, nodes)
 
 
 def _array_to_make(
@@ -224,14 +224,23 @@ class GenerationPool:
     `acquire` is for one thread; arrays may die on any.
     """
 
-    def __init__(self, table: ShardTable, leaves: Sequence[Any], *, max_generations: int) -> None:
+    def __init__(
+        self,
+        table: ShardTable,
+        leaves: Sequence[Any],
+        *,
+        max_generations: int,
+        nodes: Sequence[int] = (),
+    ) -> None:
         """Allocates nothing yet.
 
         Args:
             table: made of `leaves`, what the arrays are to be like.
             leaves: jax.Arrays or ShapeDtypeStructs; they are not kept.
             max_generations: most blocks that ever live.
+            nodes: NUMA nodes that their memory is to be on, in turns; any where there is none.
         """
+        self._nodes = nodes
         self.layout = GenerationLayout.of(table, leaves, process=jax.process_index())
         self._max_generations = max_generations
         self._num_generations = 0
@@ -261,7 +270,7 @@ class GenerationPool:
                 gc.collect()
                 memory = self._take(0.0)
         if memory is None and may_grow:
-            memory = self.layout.allocate()
+            memory = self.layout.allocate(self._nodes)
             self._num_generations += 1
         while memory is None and (left_s := deadline - time.monotonic()) > 0:
             memory = self._take(min(left_s, _COLLECT_S))

@@ -26,6 +26,7 @@ _HARDWARE_TYPES = {"1", "32"}
 _VIRTUAL_TYPES = {"DEVTYPE=bridge", "DEVTYPE=vxlan", "DEVTYPE=geneve"}
 
 _SYSFS = Path("/sys/class/net")
+_NODES = Path("/sys/devices/system/node")
 _ROUTES = Path("/proc/thread-self/net/route")
 
 
@@ -88,6 +89,26 @@ def find_nics(wanted: Sequence[str] | None = None) -> list[Nic]:
             "name those to use with nics="
         )
     return found
+
+
+def numa_nodes(wanted: Sequence[str] | None = None) -> tuple[int, ...]:
+    """The NUMA nodes that the NICs of `find_nics` are at.
+
+    Empty where memory is alike: the machine has one node, or none is known of any NIC.
+
+    Raises:
+        ValueError: one of `wanted` is no NIC.
+    """
+    if len([*_NODES.glob("node[0-9]*")]) < 2:
+        return ()
+    try:
+        found = find_nics(wanted)
+    except ValueError:
+        if wanted is not None:
+            raise
+        return ()
+    nodes = {_attribute(nic.name, "device/numa_node") for nic in found}
+    return tuple(sorted(int(node) for node in nodes if node.isdecimal()))  # -1 is not known
 
 
 def _shares_subnet(nic: Nic, nics: list[Nic]) -> bool:

@@ -34,7 +34,14 @@ from tpu_sync_rl.messages import (
     Took,
     TrainerUp,
 )
-from tpu_sync_rl.options import Options, checked_int, checked_timeout
+from tpu_sync_rl.nics import numa_nodes
+from tpu_sync_rl.options import (
+    Options,
+    checked_int,
+    checked_timeout,
+    is_loopback,
+    split_address,
+)
 from tpu_sync_rl.process_stats import ProcessStats, combined
 from tpu_sync_rl.receiver import Receiver
 from tpu_sync_rl.report import Report
@@ -99,7 +106,9 @@ class SamplerSession:
         self._latest: Held | None = None
         self._fleet_commit: Held | None = None
         self._closed = False
-        self._pool = GenerationPool(table, leaves, max_generations=max_generations)
+        over_nics = not is_loopback(split_address(coordinator)[0])
+        nodes = numa_nodes(options.nics) if over_nics else ()
+        self._pool = GenerationPool(table, leaves, max_generations=max_generations, nodes=nodes)
         self._client = CoordinatorClient(
             coordinator,
             options,
