@@ -59,8 +59,10 @@ def test_nothing_stays_behind(namespaces):
     assert not {namespaces.trainer, namespaces.sampler} & _names()
 
 
-@pytest.mark.parametrize("sign", ["namespaces", "programs"])
-def test_interrupted_benchmark_leaves_nothing_behind(namespaces, sign):
+@pytest.mark.parametrize(
+    ("sign", "number"), [("namespaces", signal.SIGTERM), ("programs", signal.SIGINT)]
+)
+def test_interrupted_benchmark_leaves_nothing_behind(namespaces, sign, number):
     bench = subprocess.Popen(
         [sys.executable, "-m", "tpu_sync_rl.bench", "rails", "--netns"],
         stdout=subprocess.DEVNULL,
@@ -79,11 +81,11 @@ def test_interrupted_benchmark_leaves_nothing_behind(namespaces, sign):
             time.sleep(0.01)
         while bench.poll() is None:  # JAX drops one that comes while it collects garbage
             assert time.monotonic() < deadline
-            bench.send_signal(signal.SIGINT)
+            bench.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 bench.wait(2)
         errors = bench.communicate()[1]
-    assert bench.returncode == 130, errors
+    assert bench.returncode == 128 + number, errors
     assert not any(name.startswith(own) for name in _names())
 
 

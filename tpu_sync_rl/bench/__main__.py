@@ -1,7 +1,13 @@
-"""Command line of the benchmarks."""
+"""Command line of the benchmarks.
+
+Ctrl-C and SIGTERM end any of them at once, with its programs and whatever it has built.
+"""
 
 import argparse
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
 from tpu_sync_rl.bench import leaves, local, peers, plan, rails, reshard, wire
 
@@ -18,7 +24,8 @@ COMMANDS = {
 
 def main() -> None:
     """Runs the command that the command line names."""
-    parser = argparse.ArgumentParser(prog="python -m tpu_sync_rl.bench")
+    signal.signal(signal.SIGTERM, _end)
+    parser = argparse.ArgumentParser(prog="python -m tpu_sync_rl.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         summary = (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
@@ -30,6 +37,11 @@ def main() -> None:
         sys.exit(f"{parser.prog} {args.command}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Ends as an exception does, so that all is left as it was found."""
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

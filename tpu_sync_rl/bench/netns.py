@@ -94,8 +94,8 @@ class Namespaces:
         _call("ip", "-n", self.trainer, "link", "set", veth.name, "up" if is_up else "down")
 
     def close(self) -> None:
-        """Removes both, and kills what still runs there. Ctrl-C waits. Idempotent."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        """Removes both, and kills what still runs there. Ctrl-C and SIGTERM wait. Idempotent."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             for namespace in (self.trainer, self.sampler):
                 if (FOLDER / namespace).exists():

@@ -2,7 +2,7 @@
 
 `--netns` (root) builds two network namespaces and joins them by veth pairs that are shaped like
 NICs: the trainer runs in one, the sampler in the other. Each round measures the goodput of all
-rails together, then one version. Nothing stays behind, also after Ctrl-C.
+rails together, then one version. Nothing stays behind, also after Ctrl-C or SIGTERM.
 """
 
 import argparse
