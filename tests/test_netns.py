@@ -1,6 +1,7 @@
 """Several NICs between two network namespaces: all are used, one may be lost and come back."""
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from tpu_sync_rl.bench import models, netns, rails
 from tpu_sync_rl.bench.cases import Case, Layout
-from tpu_sync_rl.bench.netns import Namespaces
+from tpu_sync_rl.bench.netns import CONTROL, Namespaces
 
 pytestmark = pytest.mark.end_to_end
 RATES_MBIT = (200, 200)
@@ -50,6 +51,35 @@ def test_all_rails_carry_a_version_and_a_lost_one_is_made_up_for(namespaces, pro
     namespaces.set_up(lost, True)
     versions = range(4, 104)  # more than it takes, but no end is no answer
     assert any(programs.sync(rails.CASE, version).rails["rail0-rail0"] for version in versions)
+
+
+def test_each_side_runs_on_a_host_of_its_own(namespaces, tmp_path, monkeypatch):
+    monkeypatch.setenv("TSR_TOKEN", "secret")
+    result = tmp_path / "wire.json"
+    with contextlib.ExitStack() as exits:
+        sides = []
+        for role, namespace in (
+            ("sampler", namespaces.sampler),
+            ("trainer", namespaces.trainer),
+        ):
+            command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "tpu_sync_rl.bench"]
+            command += ["wire", f"--role={role}", f"--coordinator={CONTROL.trainer_host}:8476"]
+            command += ["--nics", "rail0", "rail1", "--model=one-big", "--nbytes=4000000"]
+            if role == "trainer":
+                command += ["--rounds=1", f"--json={result}"]
+            side = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            exits.callback(side.kill)
+            sides.append(exits.enter_context(side))
+        for side in sides:
+            errors = side.communicate(timeout=60)[1]
+            assert side.returncode == 0, errors
+    written = json.loads(result.read_text())
+    # Both rails of 25 MB/s, which raw sockets take as well, and not the control network.
+    assert set(written["trainer_reports"][0][0]["rails"]) == {"rail0-rail0", "rail1-rail1"}
+    sockets = next(x for x in written["figures"] if x["name"] == "raw sockets")
+    assert sockets["median"] < 0.06
 
 
 def test_nothing_stays_behind(namespaces):

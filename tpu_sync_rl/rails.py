@@ -84,12 +84,10 @@ class Connection(NamedTuple):
 
 
 def pair(options: Options, addresses: Sequence[Address]) -> list[Rail]:
-    """Pairs the local NICs with those that `addresses` name: each of both sides is in a rail.
+    """Pairs the local NICs with those that `addresses` name, as `pair_nics` does.
 
-    NICs of one subnet go together, others by their order. Local NICs without a route to any of
-    them are left out, unless `options.nics` names them or no NIC has one. One rail of shared memory
-    takes their place where the peer is on this host, of our user and in reach, unless the options
-    say "tcp".
+    One rail of shared memory takes their place where the peer is on this host, of our user and in
+    reach, unless the options say "tcp".
 
     Raises:
         ValueError: `options.nics` names what is no NIC here.
@@ -99,9 +97,22 @@ def pair(options: Options, addresses: Sequence[Address]) -> list[Rail]:
             if same_host.is_in_reach(address.host):
                 return [Rail.between(Nic(address.nic, ""), address)]
     addresses = [address for address in addresses if not same_host.is_shared(address.host)]
+    return pair_nics(options.nics, addresses)
+
+
+def pair_nics(wanted: Sequence[str] | None, addresses: Sequence[Address]) -> list[Rail]:
+    """Pairs the local NICs, or those `wanted`, with `addresses`: each of both sides is in a rail.
+
+    NICs of one subnet go together, others by their order. Local NICs without a route to any of
+    them are left out, unless they are wanted or no NIC has one. The first rails are those of
+    `addresses`, one each and in their order.
+
+    Raises:
+        ValueError: `wanted` names what is no NIC here.
+    """
     loopback = all(is_loopback(address.host) for address in addresses)
-    nics = [LOOPBACK] if loopback else find_nics(options.nics)
-    if options.nics is None:
+    nics = [LOOPBACK] if loopback else find_nics(wanted)
+    if wanted is None:
         nics = [nic for nic in nics if any(nic.reaches(a.host) for a in addresses)] or nics
     pairs: list[tuple[Nic, Address]] = []
     for index, address in enumerate(addresses):

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from tpu_sync_rl.bench import leaves, local, peers, plan, rails, reshard, wire
+from tpu_sync_rl.errors import SyncError
 
 COMMANDS = {
     "wire": wire,
@@ -33,7 +34,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         COMMANDS[args.command].run(args)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, SyncError) as error:
         sys.exit(f"{parser.prog} {args.command}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

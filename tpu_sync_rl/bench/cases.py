@@ -4,7 +4,7 @@ import argparse
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpu_sync_rl.bench import models
 
@@ -54,6 +54,7 @@ class Case:
     sampler: Layout
     trainer_dtype: str = models.DTYPE
     sampler_dtype: str = models.DTYPE
+    options: Mapping[str, Any] = field(default_factory=dict)  # of its sessions alone
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +67,7 @@ class Place:
     """Where a program runs. The default is this host, over loopback."""
 
     namespace: str | None = None
-    coordinator: str | None = None  # where the trainer hosts it
+    coordinator: str = "127.0.0.1:0"  # where the trainer hosts it
     nics: tuple[str, ...] | None = None
 
 
@@ -79,12 +80,11 @@ class Settings:
     options: Mapping[str, Any]  # of connect_trainer and connect_sampler alike
     trainer: Place = Place()
     sampler: Place = Place()
-    token: str = field(default_factory=secrets.token_hex)
+    token: bytes | None = field(default_factory=lambda: secrets.token_hex().encode())
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One call of sync_weights in one process; times are of time.monotonic()."""
+class Sample(NamedTuple):
+    """One call of sync_weights in one process; times are of its host's time.monotonic()."""
 
     began: float
     ended: float
@@ -97,6 +97,7 @@ class Sync:
 
     trainers: Sequence[Sample]
     samplers: Sequence[Sample]
+    cpu_s: float  # of all processes, until the sampler had it
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from tpu_sync_rl.bench.netns import Namespaces, Veth
 from tpu_sync_rl.bench.raw_limits import RawLimits
 
 _PORT = 5201
-_SECONDS = 2
+_SECONDS = 1
 _SETTLE_S = 1  # before them, not counted: until congestion control has found the rate
 _RAW_S = 1.0  # what a sample of raw sockets takes about
 
@@ -41,7 +41,7 @@ class Goodput:
                 RawLimits(
                     int(rate_mbit * 1e6 / 8 * _RAW_S),
                     congestion,
-                    host=rail.sampler_host,
+                    hosts=[rail.trainer_host],
                     sender=namespaces.trainer,
                     receiver=namespaces.sampler,
                 )

@@ -84,9 +84,7 @@ class _Move:
         began = time.monotonic()
         moved = jax.block_until_ready(move())
         seconds = time.monotonic() - began
-        wrong = models.wrong_leaves(moved, version)
-        if wrong:
-            raise RuntimeError(f"version {version} is wrong in {wrong}")
+        models.refuse_wrong(models.wrong_leaves(moved, version), f"version {version}")
         return self._nbytes / seconds / 1e9
 
 

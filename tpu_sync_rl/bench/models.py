@@ -5,7 +5,7 @@ every byte on its own mesh without hearing anything from the trainer.
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from math import prod
 
@@ -56,6 +56,13 @@ def structs(leaves: Model, mesh: Mesh, dtype: str = DTYPE) -> dict[str, jax.Shap
     }
 
 
+def structs_on_one_device(leaves: Model) -> dict[str, jax.ShapeDtypeStruct]:
+    """The same on the only device of this process, of which JAX is told to use the CPU."""
+    jax.config.update("jax_platforms", "cpu")
+    mesh = jax.make_mesh((1, 1), AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    return structs(leaves, mesh)
+
+
 def make_params(
     like: Mapping[str, jax.ShapeDtypeStruct],
     version: int,
@@ -82,6 +89,13 @@ def wrong_leaves(params: Mapping[str, jax.Array], version: int, made_as: str = D
             starts = tuple(np.uint32(part.start or 0) for part in shard.index)
             verdicts.append((key, _matches(leaf.shape, made_as)(shard.data, starts, salt)))
     return sorted({key for key, verdict in verdicts if not verdict})
+
+
+def refuse_wrong(keys: Iterable[str], what: str) -> None:
+    """Raises RuntimeError, which says `what`, if there are any wrong leaves."""
+    wrong = sorted(set(keys))
+    if wrong:
+        raise RuntimeError(f"{what} is wrong in {', '.join(wrong)}")
 
 
 def _salt(key: str, version: int) -> np.uint32:

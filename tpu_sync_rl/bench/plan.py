@@ -6,17 +6,17 @@ planner runs on one thread. Nothing is allocated for params, and no device is us
 """
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
 
 from tpu_sync_rl.bench import figures
 from tpu_sync_rl.bench.figures import Figure, Row
-from tpu_sync_rl.bench.processes import Processes, answer
+from tpu_sync_rl.bench.processes import Processes, answer, peak_mib
 from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest, match
 from tpu_sync_rl.plan import make_plan
 
@@ -123,14 +123,7 @@ def _plan(pipe: Connection, args: argparse.Namespace, name: str) -> None:
         tables_s.append(time.monotonic() - planned)
         num_regions = plan.num_regions
         del plan
-    pipe.send(_Measured(num_regions, plan_s, tables_s, _peak_mib()))
-
-
-def _peak_mib() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError("/proc/self/status has no VmHWM")
+    pipe.send(_Measured(num_regions, plan_s, tables_s, peak_mib(os.getpid())))
 
 
 def manifest(num_leaves: int, grid: Grid, num_hosts: int) -> Manifest:

@@ -18,29 +18,31 @@ import jax
 import tpu_sync_rl as tsr
 from tpu_sync_rl.bench import models, netns
 from tpu_sync_rl.bench.cases import NUM_WARMUPS, Layout, Place, Sample, Settings, Sync
-from tpu_sync_rl.bench.processes import Processes, answer, words
+from tpu_sync_rl.bench.processes import Pipe, Processes, answer, cpu_s, words
 
 TIMEOUT_S = 120.0
 
 
 class Programs(Processes):
-    """A trainer and its samplers, running. They end when it is closed, or with this process."""
+    """A trainer and its samplers, running. They end when it is closed, or with this process.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: what they sync, and how.
+        there: leads to a sampler on another host, which is then the only one.
+    """
+
+    def __init__(self, settings: Settings, there: Pipe | None = None) -> None:
         super().__init__()
         cases = list(settings.cases.values())
         try:
             layouts = [case.trainer for case in cases]
             self._trainers = self._start(_trainer, settings, layouts)
             coordinator, *_ = [answer(pipe, "connecting") for pipe in self._trainers]
+            self._samplers: list[Pipe] = [there] if there else []
             layouts = [case.sampler for case in cases]
-            self._samplers = [
-                pipe
-                for index in range(settings.num_replicas)
-                for pipe in self._start(
-                    _sampler, settings, layouts, coordinator, f"sampler-{index}"
-                )
-            ]
+            for index in range(0 if there else settings.num_replicas):
+                replica = f"sampler-{index}"
+                self._samplers += self._start(sampler, settings, layouts, coordinator, replica)
         except BaseException:
             self.kill()
             raise
@@ -54,15 +56,16 @@ class Programs(Processes):
             RuntimeError: bytes differ on a sampler, or a program failed.
         """
         _ask(self._trainers, "make", case, version)
+        used_s = sum(map(cpu_s, self.pids))
         _tell(self._trainers, "sync", case, version)
         if meanwhile is not None:
             meanwhile()
         trainers = [answer(pipe, f"'sync' of {case}, {version}") for pipe in self._trainers]
-        samplers = _ask(self._samplers, "take", case, version)
-        wrong = {key for keys in _ask(self._samplers, "check", case, version) for key in keys}
-        if wrong:
-            raise RuntimeError(f"{case}: version {version} differs on a sampler in {sorted(wrong)}")
-        return Sync(trainers, samplers)
+        samplers = [Sample(*x) for x in _ask(self._samplers, "take", case, version)]
+        used_s = sum(map(cpu_s, self.pids)) - used_s
+        wrong = [key for keys in _ask(self._samplers, "check", case, version) for key in keys]
+        models.refuse_wrong(wrong, f"{case}: version {version} on a sampler")
+        return Sync(trainers, samplers, used_s)
 
     def __enter__(self) -> "Programs":
         return self
@@ -77,7 +80,7 @@ class Programs(Processes):
         num_processes = layouts[0].num_processes
         num_devices = max(layout.num_devices for layout in layouts) // num_processes
         address = _free_address() if num_processes > 1 else None
-        begins = [_Begin(num_devices, address, num_processes, i) for i in range(num_processes)]
+        begins = [Begin(num_devices, address, num_processes, i) for i in range(num_processes)]
         return [self.start(role, settings, begin, *arguments) for begin in begins]
 
 
@@ -106,18 +109,18 @@ def interleaved(
     return syncs, samples
 
 
-def _ask(pipes: list[Connection], word: str, case: str, version: int) -> list[Any]:
+def _ask(pipes: Sequence[Pipe], word: str, case: str, version: int) -> list[Any]:
     _tell(pipes, word, case, version)
     return [answer(pipe, f"{word!r} of {case}, {version}") for pipe in pipes]
 
 
-def _tell(pipes: list[Connection], word: str, case: str, version: int) -> None:
+def _tell(pipes: Sequence[Pipe], word: str, case: str, version: int) -> None:
     for pipe in pipes:
         pipe.send((word, case, version))
 
 
 @dataclass(frozen=True, slots=True)
-class _Begin:
+class Begin:
     """How a process starts JAX."""
 
     num_devices: int  # of its own
@@ -126,7 +129,7 @@ class _Begin:
     index: int
 
 
-def _trainer(pipe: Connection, settings: Settings, begin: _Begin) -> None:
+def _trainer(pipe: Connection, settings: Settings, begin: Begin) -> None:
     _start_jax(begin, settings.trainer)
     with contextlib.ExitStack() as exits:
         sessions: dict[str, tsr.TrainerSession] = {}
@@ -144,7 +147,7 @@ def _trainer(pipe: Connection, settings: Settings, begin: _Begin) -> None:
                     timeout=TIMEOUT_S,
                     token=settings.token,
                     nics=settings.trainer.nics,
-                    **settings.options,
+                    **{**settings.options, **case.options},
                 )
             )
             coordinator = sessions[name].coordinator
@@ -160,9 +163,8 @@ def _trainer(pipe: Connection, settings: Settings, begin: _Begin) -> None:
                 pipe.send(Sample(began, time.monotonic(), report.to_dict()))
 
 
-def _sampler(
-    pipe: Connection, settings: Settings, begin: _Begin, coordinator: str, replica: str
-) -> None:
+def sampler(pipe: Pipe, settings: Settings, begin: Begin, coordinator: str, replica: str) -> None:
+    """A process of a sampler: does what the pipe says about each case and version."""
     _start_jax(begin, settings.sampler)
     with contextlib.ExitStack() as exits:
         sessions = {
@@ -176,7 +178,7 @@ def _sampler(
                     timeout=TIMEOUT_S,
                     token=settings.token,
                     nics=settings.sampler.nics,
-                    **settings.options,
+                    **{**settings.options, **case.options},
                 )
             )
             for name, case in settings.cases.items()
@@ -191,7 +193,7 @@ def _sampler(
                 pipe.send(models.wrong_leaves(update.params, version, made_as))
 
 
-def _start_jax(begin: _Begin, place: Place) -> None:
+def _start_jax(begin: Begin, place: Place) -> None:
     if place.namespace is not None:
         netns.enter(place.namespace)
     jax.config.update("jax_platforms", "cpu")

@@ -2,15 +2,27 @@
 
 Steady state: the first two versions are not counted. Each round measures raw sockets, memcpy and
 one version, one after the other, so that a noisy machine treats them alike.
+
+Between two hosts, the same command runs on both, with the same options, and the same token in
+TSR_TOKEN or TSR_TOKEN_FILE: one with `--role=trainer`, which prints the table, and one with
+`--role=sampler`. `--coordinator` is an address of the trainer's host; the port after it has to be
+free as well. Raw sockets then go from host to host, over the NICs that sessions take.
 """
 
 import argparse
+import contextlib
+from collections.abc import Mapping
+from typing import Any
 
-from tpu_sync_rl.bench import cases, figures, models
-from tpu_sync_rl.bench.cases import Case, Layout, Settings
+from tpu_sync_rl.bench import cases, figures, models, two_hosts
+from tpu_sync_rl.bench.cases import Case, Layout, Place, Settings
 from tpu_sync_rl.bench.figures import Figure, Row
+from tpu_sync_rl.bench.processes import Pipe
 from tpu_sync_rl.bench.programs import Programs, interleaved
 from tpu_sync_rl.bench.raw_limits import RawLimits
+from tpu_sync_rl.bench.two_hosts import SamplerHost
+from tpu_sync_rl.nics import find_nics
+from tpu_sync_rl.options import is_loopback, resolve_token, split_address
 
 CASE = "wire"
 
@@ -24,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trainer_processes", type=int, default=1)
     parser.add_argument("--sampler_processes", type=int, default=1, help="of each replica")
     parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--role", choices=["trainer", "sampler"], help="be this one of two hosts")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of two hosts: where it is")
+    parser.add_argument("--nics", nargs="*", metavar="NIC", help="of two hosts: what carries data")
     cases.add_arguments(parser)
     figures.add_arguments(parser)
 
@@ -34,14 +49,27 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ValueError: the options don't fit one another.
         RuntimeError: a program failed, or a sampler has wrong bytes.
+        SyncError: the other host did not come, or has another token.
     """
     case = Case(
         leaves=models.model(args.model, args.nbytes),
         trainer=Layout.parse(args.trainer_mesh, args.trainer_processes),
         sampler=Layout.parse(args.sampler_mesh, args.sampler_processes),
     )
-    settings = Settings(cases={CASE: case}, num_replicas=args.replicas, options=cases.options(args))
-    with RawLimits(case.nbytes, args.congestion) as raw, Programs(settings) as programs:
+    settings = _settings(args, case)
+    if args.role == "sampler":
+        two_hosts.serve(settings)
+        return
+    with contextlib.ExitStack() as exits:
+        pipes: Mapping[str, Pipe] = {}
+        hosts = ["127.0.0.1"]
+        if args.role == "trainer":
+            pipes = exits.enter_context(SamplerHost(settings)).pipes
+            hosts = _hosts(args)
+        raw = exits.enter_context(
+            RawLimits(case.nbytes, args.congestion, hosts=hosts, there=pipes.get("sockets"))
+        )
+        programs = exits.enter_context(Programs(settings, pipes.get("sampler")))
         limits = {"raw sockets": raw.sockets_gbytes_per_s, "memcpy": raw.memcpy_gbytes_per_s}
         syncs, samples = interleaved(programs, [CASE], args.rounds, limits)
     moved = syncs[CASE]
@@ -66,3 +94,22 @@ def run(args: argparse.Namespace) -> None:
         trainer_reports=[[sample.report for sample in x.trainers] for x in moved],
         sampler_reports=[[sample.report for sample in x.samplers] for x in moved],
     )
+
+
+def _settings(args: argparse.Namespace, case: Case) -> Settings:
+    of_all: dict[str, Any] = {"cases": {CASE: case}, "options": cases.options(args)}
+    if args.role is None:
+        return Settings(num_replicas=args.replicas, **of_all)
+    if not args.coordinator:
+        raise ValueError("--role needs --coordinator=HOST:PORT, at the trainer's host")
+    if {args.trainer_processes, args.sampler_processes, args.replicas} != {1}:
+        raise ValueError("--role is for one trainer process and one sampler process")
+    place = Place(coordinator=args.coordinator, nics=args.nics and tuple(args.nics))
+    token = resolve_token(None) or None
+    return Settings(trainer=place, sampler=place, token=token, **of_all)
+
+
+def _hosts(args: argparse.Namespace) -> list[str]:
+    """Addresses of the NICs that this host serves on."""
+    host, _ = split_address(args.coordinator)
+    return [host] if is_loopback(host) else [nic.host for nic in find_nics(args.nics)]
