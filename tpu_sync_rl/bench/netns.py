@@ -131,6 +131,32 @@ def check_rights() -> None:
         raise RuntimeError("network namespaces need root")
 
 
+def isolate(congestion: str | None = None) -> None:
+    """Moves the calling thread, and what it starts, into a network that has loopback alone.
+
+    It ends with them. Needs root.
+
+    Args:
+        congestion: TCP congestion control of connections there that choose none. The kernel lets
+            no namespace but the first set one that is not allowed to everybody, but routes may
+            name any.
+
+    Raises:
+        RuntimeError: this user may not, or the kernel does not know `congestion`.
+    """
+    check_rights()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET) != 0:
+        raise RuntimeError(f"a network namespace: {os.strerror(ctypes.get_errno())}")
+    _call("ip", "link", "set", "lo", "up")
+    if congestion is not None:
+        for hosts in ("127.0.0.0/8", "127.0.0.1"):
+            _call(
+                *("ip", "route", "change", "table", "local", "local", hosts, "dev", "lo"),
+                *("proto", "kernel", "scope", "host", "src", "127.0.0.1", "congctl", congestion),
+            )
+
+
 def enter(namespace: str) -> None:
     """Moves the calling thread, and those that it starts, into a namespace."""
     with (FOLDER / namespace).open() as file:

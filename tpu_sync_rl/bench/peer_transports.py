@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from tpu_sync_rl.bench.processes import KEEP_MEMORY
+
 Like = Mapping[str, jax.ShapeDtypeStruct]
 Params = dict[str, jax.Array]
 
@@ -175,13 +177,7 @@ class _SocketSampler:
         }
 
 
-# Fresh memory for every version costs it most: malloc is told to keep what it has.
-_KEEP = {
-    "MALLOC_MMAP_THRESHOLD_": str(16 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
-}
-
-TRANSFER = Transport(trainer=_TransferTrainer, sampler=_TransferSampler, environment=_KEEP)
+TRANSFER = Transport(trainer=_TransferTrainer, sampler=_TransferSampler, environment=KEEP_MEMORY)
 ORBAX = Transport(
     trainer=_OrbaxTrainer,
     sampler=_OrbaxSampler,

@@ -1,0 +1,96 @@
+import subprocess
+import sys
+
+import pytest
+from bench_commands import add_to_path, has_namespaces, measured, needs_namespaces, run_bench
+
+from tpu_sync_rl.bench import models
+from tpu_sync_rl.bench.peer_programs import PeerPrograms
+
+# A Mooncake that writes by process_vm_writev, or only says that it did.
+MOONCAKE = """
+import ctypes, os
+
+class TransferEngine:
+    def initialize(self, *arguments): return 0
+    def register_memory(self, *arguments): return 0
+    def get_rpc_port(self): return os.getpid()
+
+    def transfer_sync_write(self, host, here, there, nbytes):
+        spans = [(ctypes.c_size_t * 2)(address, nbytes) for address in (here, there)]
+        pid = int(host.split(":")[1])
+        write = ctypes.CDLL(None).process_vm_writev
+        return 0 if LIES else int(write(pid, spans[0], 1, spans[1], 1, 0) != nbytes)
+"""
+
+
+@pytest.fixture
+def mooncake(tmp_path, monkeypatch):
+    """Installs it for programs that start from now on."""
+
+    def install(*, lies):
+        (tmp_path / "mooncake").mkdir()
+        (tmp_path / "mooncake/engine.py").write_text(f"LIES = {lies}\n{MOONCAKE}")
+        add_to_path(tmp_path, monkeypatch)
+
+    return install
+
+
+@pytest.mark.end_to_end
+def test_peers_run_beside_ours(tmp_path, mooncake):
+    mooncake(lies=False)
+    congestion = ["--congestion=reno"] if has_namespaces() else []
+    figures = measured(
+        *(tmp_path, "peers", "--model=one-big", "--nbytes=500000", "--rounds=1", *congestion),
+        *(f"--mooncake_python={sys.executable}", "--peers"),
+        *("Orbax", "jax.experimental.transfer", "plain socket", "Mooncake"),
+    )
+    assert [figure["limit"]["name"] for figure in figures] == [
+        "Orbax",
+        "jax.experimental.transfer",
+        "plain socket",
+        "Mooncake",
+    ]
+
+
+def test_wrong_bytes_of_a_peer_are_found(mooncake):
+    mooncake(lies=True)
+    leaves = models.model("one-big", 5_000_000)
+    with (
+        PeerPrograms("Mooncake", leaves, sys.executable) as peer,
+        pytest.raises(RuntimeError, match="version 1 of Mooncake is wrong in block 0, block 1"),
+    ):
+        peer.sync(1)
+
+
+def test_peer_that_is_not_installed_is_refused():
+    done = run_bench("peers", "--peers", "Mooncake")
+    assert done.returncode == 1
+    assert "Mooncake is not installed here; --mooncake_python names an interpreter" in done.stderr
+
+
+@needs_namespaces
+def test_isolated_process_has_the_congestion_control_that_was_asked_for(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ISOLATED], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["reno", "reno"], done.stderr
+
+
+ISOLATED = """
+import socket
+from tpu_sync_rl.bench import netns
+netns.isolate("reno")
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_connection(listener.getsockname()) as one, listener.accept()[0] as other:
+        for end in (one, other):
+            name = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            print(name.rstrip(b"\\0").decode())
+"""
+
+
+@needs_namespaces
+def test_unknown_congestion_control_of_peers_is_refused():
+    done = run_bench("peers", "--congestion=nothing")
+    assert done.returncode == 1
+    assert "congctl nothing" in done.stderr
