@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -6,6 +7,7 @@ from bench_commands import add_to_path, has_namespaces, measured, needs_namespac
 
 from tpu_sync_rl.bench import models
 from tpu_sync_rl.bench.peer_programs import PeerPrograms
+from tpu_sync_rl.bench.readv_limit import ReadvLimit
 
 # A Mooncake that writes by process_vm_writev, or only says that it did.
 MOONCAKE = """
@@ -94,3 +96,18 @@ def test_unknown_congestion_control_of_peers_is_refused():
     done = run_bench("peers", "--congestion=nothing")
     assert done.returncode == 1
     assert "congctl nothing" in done.stderr
+
+
+@pytest.mark.end_to_end
+def test_shm_is_held_against_what_the_kernel_copies(tmp_path):
+    figures = measured(tmp_path, "shm", "--model=one-big", "--nbytes=500000", "--rounds=1")
+    pairs = {(figure["name"], figure["limit"]["name"]) for figure in figures}
+    assert pairs >= {(name, "process_vm_readv") for name in ("whole call", "bytes alone")}
+    (rail,) = json.loads((tmp_path / "result.json").read_text())["rails"]
+    assert rail == "shm"
+
+
+def test_memory_of_another_process_is_read_again_and_again():
+    with ReadvLimit(3 << 20) as readv:
+        assert readv.nbytes == 3 << 20
+        assert all(readv.gbytes_per_s() > 0 for _ in range(2))

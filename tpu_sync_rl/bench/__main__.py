@@ -9,13 +9,14 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from tpu_sync_rl.bench import leaves, local, peers, plan, rails, reshard, wire
+from tpu_sync_rl.bench import leaves, local, peers, plan, rails, reshard, shm, wire
 from tpu_sync_rl.errors import SyncError
 
 COMMANDS = {
     "wire": wire,
     "reshard": reshard,
     "leaves": leaves,
+    "shm": shm,
     "plan": plan,
     "rails": rails,
     "local": local,
