@@ -9,7 +9,19 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from tpu_sync_rl.bench import leaves, local, peers, plan, rails, reshard, shm, wire
+from tpu_sync_rl.bench import (
+    leaves,
+    local,
+    memory,
+    overlap,
+    peers,
+    plan,
+    rails,
+    replay,
+    reshard,
+    shm,
+    wire,
+)
 from tpu_sync_rl.errors import SyncError
 
 COMMANDS = {
@@ -17,9 +29,12 @@ COMMANDS = {
     "reshard": reshard,
     "leaves": leaves,
     "shm": shm,
-    "plan": plan,
-    "rails": rails,
     "local": local,
+    "rails": rails,
+    "overlap": overlap,
+    "plan": plan,
+    "replay": replay,
+    "memory": memory,
     "peers": peers,
 }
 

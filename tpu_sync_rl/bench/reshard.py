@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=sorted(models.MODELS), default="list")
     parser.add_argument("--nbytes", type=int, help="scale the model to about this many bytes")
     parser.add_argument("--moves", nargs="*", choices=list(MOVES), default=list(MOVES))
+    parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=DTYPES)
     cases.add_arguments(parser)
     figures.add_arguments(parser)
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     """
     nbytes = args.nbytes or models.model_nbytes(models.model(args.model))
     rows = []
-    for dtype in DTYPES:
+    for dtype in args.dtypes:
         # As many bytes in either dtype: of float32, half as many elements.
         leaves = models.along_axes(models.model(args.model, nbytes, dtype))
         unsharded = _case(leaves, "1x1", "1x1", dtype, dtype)
