@@ -19,11 +19,14 @@ from tpu_sync_rl.messages import (
     JobEnded,
     Outcome,
     Pins,
+    Prepared,
     PublishOutcome,
     Refuse,
     SamplerOutcome,
     TrainerUp,
 )
+from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.report import RailReport
 
 HELD = Held("life", 7)
 
@@ -111,6 +114,16 @@ def test_failure_that_comes_again_and_again_is_a_warning_once(log):
         sampler.sent(FetchFailed(HELD, "PeerLostError", text))
         sampler.on_message(Abandon(HELD))  # that it failed is no news here
     assert [level for level, _ in log()] == ["WARNING", "DEBUG", "WARNING"]
+
+
+def test_trouble_on_a_rail_is_told_with_the_version(log):
+    rails = {"a-b": RailReport(nbytes=4, num_retries=3, num_lost=2), "c-d": RailReport(nbytes=4)}
+    journal().sent(Prepared(HELD, ProcessStats(8, 8, {"total": 0.5}, rails)))
+    assert log() == [
+        ("WARNING", "policy, s[0], version 7: rail a-b lost 2 streams"),
+        ("INFO", "policy, s[0], version 7: 3 chunks asked for again, on a-b"),
+        ("DEBUG", "policy, s[0], version 7: prepared: 8 B in 0.500 s"),
+    ]
 
 
 def test_replicas_that_are_lost_or_refused_are_named_once_and_by_one_process(log):

@@ -8,7 +8,7 @@ import pytest
 
 import tpu_sync_rl as tsr
 from tpu_sync_rl.metrics import Metrics
-from tpu_sync_rl.report import Report
+from tpu_sync_rl.report import RailReport, Report
 
 PARAMS = {"w": jnp.arange(1000.0)}
 TRAINER = {"job": "policy", "replica": "", "process_index": "0"}
@@ -21,7 +21,8 @@ def registry():
 
 
 def report(version=1, replicas=None):
-    return Report(version, "life", 8, 8, {"wire": 0.5}, {"a-b": 8}, replicas or {"s": version})
+    rails = {"a-b": RailReport(nbytes=8, num_retries=2, num_lost=1)}
+    return Report(version, "life", 8, 8, {"wire": 0.5}, rails, replicas or {"s": version})
 
 
 def test_metrics_follow_what_two_sessions_do(registry):
@@ -61,6 +62,8 @@ def test_bytes_seconds_and_retries_add_up(registry):
     metrics.synced(report(2))
     for name, labels, total in (
         ("bytes", {"rail": "a-b"}, 16),
+        ("chunk_retries", {"rail": "a-b"}, 4),
+        ("lost_streams", {"rail": "a-b"}, 2),
         ("seconds", {"stage": "wire"}, 1.0),
         ("transfer_retries", {}, 1),
     ):

@@ -128,6 +128,11 @@ class Journal:
         self._failure = message
 
     def _on_prepared(self, version: int, stats: ProcessStats) -> None:
+        for name, rail in stats.rails.items():
+            if rail.num_lost:
+                self._log.warning(f"rail {name} lost {rail.num_lost} streams", version)
+            if rail.num_retries:
+                self._log.info(f"{rail.num_retries} chunks asked for again, on {name}", version)
         total_s = stats.seconds.get("total", 0.0)
         self._log.debug(f"prepared: {shown_nbytes(stats.wire_nbytes)} in {total_s:.3f} s", version)
 

@@ -27,6 +27,8 @@ class _Families:
         self.syncs = counter("syncs", "Versions published, or taken.")
         self.failures = counter("failures", "Calls that raised, by class of the error.", "error")
         self.nbytes = counter("bytes", "Bytes that a process sent, or received.", "rail")
+        self.chunk_retries = counter("chunk_retries", "Chunks asked for again.", "rail")
+        self.lost = counter("lost_streams", "Data connections that broke.", "rail")
         self.retries = counter("transfer_retries", "Transfers that failed, and are tried again.")
         self.seconds = counter("seconds", "Time per stage of a sync.", "stage")
         self.version = gauge("version", "The version that was published, or taken, last.")
@@ -77,8 +79,10 @@ class Metrics:
         local = report.local or report
         families.syncs.labels(*self._labels).inc()
         families.version.labels(*self._labels).set(report.version)
-        for name, rail in local.rails.items():
-            families.nbytes.labels(*self._labels, name).inc(rail.nbytes)
+        for rail, traffic in local.rails.items():
+            families.nbytes.labels(*self._labels, rail).inc(traffic.nbytes)
+            families.chunk_retries.labels(*self._labels, rail).inc(traffic.num_retries)
+            families.lost.labels(*self._labels, rail).inc(traffic.num_lost)
         for stage, spent_s in local.seconds.items():
             families.seconds.labels(*self._labels, stage).inc(spent_s)
         versions = [version for version in report.replicas.values() if version is not None]
