@@ -39,7 +39,7 @@ def any_value(rng: random.Random, kind: Any) -> Any:
         items = [tuple(any_value(rng, x) for x in arguments) for _ in range(rng.randrange(3))]
         return dict(items) if origin is dict else [item for (item,) in items]
     fields = typing.get_type_hints(kind)
-    return kind(**{name: any_value(rng, fields[name]) for name in kind.__struct_fields__})
+    return kind(**{name: any_value(rng, field) for name, field in fields.items()})
 
 
 @pytest.mark.parametrize("first_seed", range(0, NUM_SEQUENCES, 100))
