@@ -100,10 +100,10 @@ def measure() -> None:
     w = jax.device_put(np.random.default_rng(0).integers(0, 256, NBYTES, np.uint8))
     command = [sys.executable, "-m", "tests.strangers"]
     with tsr.connect_trainer(token=TOKEN, same_host="tcp", min_replicas=1) as session:
-        (_, host, port), *_ = session._listener.addresses
+        at, *_ = session._listener.addresses
         sampler = subprocess.Popen([*command, "sample", session.coordinator])
         for rate in RATES:
-            names = [session.coordinator, host, str(port), session.incarnation, str(rate)]
+            names = [session.coordinator, at.host, str(at.port), session.incarnation, str(rate)]
             strangers = subprocess.Popen([*command, "attack", *names])
             try:
                 alone, attacked = _alternate(lambda: _sync(session, w), strangers)

@@ -60,10 +60,10 @@ def proxied(monkeypatch) -> Iterator[Callable[[Change], None]]:
 
     def init_behind_proxies(self, *args, **options):
         init(self, *args, **options)
-        proxies.extend(WireProxy(host, port, changes[0]) for _, host, port in self.addresses)
+        proxies.extend(WireProxy(at.host, at.port, changes[0]) for at in self.addresses)
         self.addresses = [
-            (nic, "127.0.0.1", proxy.port)
-            for (nic, _, _), proxy in zip(self.addresses, proxies, strict=True)
+            at._replace(host="127.0.0.1", port=proxy.port)
+            for at, proxy in zip(self.addresses, proxies, strict=True)
         ]
 
     monkeypatch.setattr(Listener, "__init__", init_behind_proxies)
