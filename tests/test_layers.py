@@ -50,6 +50,7 @@ FLOORS = (
     ("calls", "program", "dialler"),
     ("publications", "sync_handle"),
     ("pins", "receiver"),
+    ("source",),
     ("trainer", "sampler", "one_client"),
     ("connect", "sync"),
     # top

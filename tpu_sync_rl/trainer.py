@@ -10,14 +10,12 @@ import jax
 import msgspec
 
 from tpu_sync_rl import errors
-from tpu_sync_rl.buffers import AliasResolver
 from tpu_sync_rl.calls import GRACE_S, Call, Calls
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.deadline import seconds_left
-from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError
+from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.listener import Listener
-from tpu_sync_rl.manifest import Manifest, changes
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import (
     Address,
@@ -33,14 +31,12 @@ from tpu_sync_rl.messages import (
     TrainerJoined,
 )
 from tpu_sync_rl.options import Commit, OnStraggler, Options, Wait, checked_timeout
-from tpu_sync_rl.pins import PinnedVersions, wait_until_computed
 from tpu_sync_rl.process_stats import combined, on_lines_of
 from tpu_sync_rl.publications import Publications
-from tpu_sync_rl.rails import Connection
 from tpu_sync_rl.report import Report
+from tpu_sync_rl.source import Source
 from tpu_sync_rl.sync_handle import SyncHandle
 from tpu_sync_rl.trace import Trace
-from tpu_sync_rl.transport import Exporter
 
 # Outcomes that are kept for a process that missed them when the coordinator died. It is behind by
 # no more calls than have published and wait, which pins keep to a few.
@@ -84,20 +80,9 @@ class TrainerSession:
         self._live: list[str] = []  # replicas
         self._close_by: float | None = None  # when draining ends, once it has begun
         self._epoch = 0
-        self._manifest: Manifest | None = None
-        self._resolver = AliasResolver()
-        self._exporter: Exporter | None = None
-        self._local_nbytes = 0  # of this process's shards
-        self._pins: PinnedVersions | None = None
         self._closed = False
         self._trace = Trace(
             options.trace, name=f"trainer of {options.job}", process=jax.process_index()
-        )
-        self._listener = Listener(
-            options,
-            coordinator=coordinator,
-            incarnation=incarnation,
-            on_stream=self._on_stream,
         )
         self._client = CoordinatorClient(
             coordinator,
@@ -108,6 +93,13 @@ class TrainerSession:
             join=self._join,
             on_message=self._on_message,
             on_refused=self._on_refused,
+        )
+        self._source = Source(options, self._trace, self._client.send)
+        self._listener = Listener(
+            options,
+            coordinator=coordinator,
+            incarnation=incarnation,
+            on_stream=self._source.add_connection,
         )
         try:
             self._client.start(deadline)
@@ -218,10 +210,7 @@ class TrainerSession:
         self._calls.end(SyncError("this session is closed"))
         self._client.close()
         self._listener.close()
-        if self._pins is not None and self._exporter is not None:
-            self._pins.close()
-            self._exporter.close()
-            self._trace.chunks("sink", *self._exporter.take_events())
+        self._source.close()
         if self._coordinator_process is not None:
             self._coordinator_process.stop()
         self._trace.close()
@@ -240,18 +229,18 @@ class TrainerSession:
         seconds: dict[str, float] = {}
         try:
             version = self._publications.next_version(wanted)
-            seconds = self._pin(params, version, deadline)
+            seconds = self._source.pin(params, version, deadline)
         except BaseException as error:
             failure = error
-            if self._pins is not None:
-                self._pins.let_go(version)
+            self._source.let_go(version)
             raise
         finally:
             # A process that could not pin says so: the others of the program must not wait for it.
+            manifest = self._source.manifest
             publish = Publish(
                 call=call.number,
                 version=version,
-                digest="" if self._manifest is None else self._manifest.digest,
+                digest="" if manifest is None else manifest.digest,
                 manifest=None,
                 wait=wait,
                 min_replicas=self._min_replicas,
@@ -265,40 +254,10 @@ class TrainerSession:
         return call, publish
 
     def _send_publish(self, publish: Publish) -> None:
-        if self._manifest is not None and self._publications.newest < 0:
-            publish = msgspec.structs.replace(publish, manifest=self._manifest.encoded)
+        manifest = self._source.manifest
+        if manifest is not None and self._publications.newest < 0:
+            publish = msgspec.structs.replace(publish, manifest=manifest.encoded)
         self._client.send(publish)
-
-    def _pin(self, params: Any, version: int, deadline: float) -> dict[str, float]:
-        began = time.monotonic()
-        if not wait_until_computed(params, deadline):
-            raise SyncTimeoutError(f"version {version} was not published: it is being computed")
-        computed = time.monotonic()
-        aliases = self._resolver.resolve(params)
-        if self._manifest is None:
-            self._manifest = aliases.manifest
-            self._local_nbytes = aliases.shards.nbytes
-            self._exporter = Exporter(
-                aliases.shards,
-                peer_timeout_s=self._options.peer_timeout_s,
-                traced=self._trace.is_on,
-            )
-            self._pins = PinnedVersions(self._exporter, self._client.send)
-        elif aliases.manifest.digest != self._manifest.digest:
-            raise ManifestError(
-                "the params differ from those of the first sync_weights of this session: "
-                + "; ".join(changes(self._manifest, aliases.manifest))
-            )
-        assert self._pins is not None
-        if not self._pins.wait_for_room(deadline):
-            raise SyncTimeoutError(
-                f"version {version} was not published: samplers still read versions "
-                f"{', '.join(map(str, self._pins.versions))}, and at most two are pinned at once"
-            )
-        self._pins.pin(version, aliases)
-        seconds = {"compute": computed - began, "pin": time.monotonic() - computed}
-        self._trace.stages(version, began, seconds.items())
-        return seconds
 
     def _finish(self, call: Call[PublishOutcome], publish: Publish, deadline: float) -> Report:
         decided = self._calls.wait(
@@ -315,15 +274,14 @@ class TrainerSession:
         return report
 
     def _report(self, publish: Publish, decided: PublishOutcome) -> Report:
-        assert self._manifest is not None and self._exporter is not None
+        assert self._source.manifest is not None
         received = combined([x for status in decided.replicas.values() for x in status.stats])
-        sent = self._exporter.sent()
-        self._trace.chunks("sink", *self._exporter.take_events())
+        sent = self._source.sent()
         total = {"total": decided.seconds["total"]}
         local = Report(
             version=publish.version,
             incarnation=self.incarnation,
-            nbytes=self._local_nbytes,
+            nbytes=self._source.nbytes,
             wire_nbytes=sum(rail.nbytes for rail in sent.rails.values()),
             seconds={**publish.seconds, **sent.seconds, **total},
             rails=on_lines_of(received.rails, sent.rails),
@@ -333,7 +291,7 @@ class TrainerSession:
         )
         return replace(
             local,
-            nbytes=self._manifest.nbytes,
+            nbytes=self._source.manifest.nbytes,
             wire_nbytes=received.wire_nbytes,
             seconds={**decided.seconds, **received.seconds, **total},
             rails=received.rails,
@@ -343,7 +301,7 @@ class TrainerSession:
     # --- what comes in, on other threads
 
     def _join(self) -> JoinTrainer:
-        manifest = self._manifest if self._publications.newest >= 0 else None
+        manifest = self._source.manifest if self._publications.newest >= 0 else None
         return JoinTrainer(
             incarnation=self.incarnation,
             epoch=self._epoch,
@@ -353,7 +311,7 @@ class TrainerSession:
             straggler_timeout_s=self._straggler_timeout_s,
             on_straggler=self._on_straggler,
             commit=self._commit,
-            pinned=[] if self._pins is None else self._pins.versions,
+            pinned=self._source.versions,
             call=min(self._calls.numbers(), default=self._next_call),
             outcomes=self._calls.decisions(),
             replicas=self._live,
@@ -374,23 +332,17 @@ class TrainerSession:
                 self._publications.announced(message)
             case Live():
                 self._live = message.replicas
-            case Pins() if self._pins is not None:
-                self._pins.on_pins(message)
+            case Pins():
+                self._source.on_pins(message)
             case PublishOutcome():
                 withdrawn = self._publications.over(message)
-                if withdrawn is not None and self._pins is not None:
-                    self._pins.let_go(withdrawn)
+                if withdrawn is not None:
+                    self._source.let_go(withdrawn)
                 self._calls.decide(message.call, message)
             case JobClosed():
                 self._closing.decide(0, message)
 
     def _on_refused(self, error: SyncError) -> None:
         self._calls.end(error)
-        if self._pins is not None:
-            for version in self._pins.versions:
-                self._pins.on_pins(Pins(version, [], 0))
-
-    def _on_stream(self, connection: Connection, sink: int, rail: str) -> None:
-        # Sinks dial only after the first version was announced, which an exporter precedes.
-        assert self._exporter is not None
-        self._exporter.add_connection(connection.fd, sink, rail, connection.ring_fd)
+        for version in self._source.versions:
+            self._source.on_pins(Pins(version, [], 0))
