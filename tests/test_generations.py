@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from strategies import Shardings, shardings
 
-from tpu_sync_rl.generations import Generation, GenerationLayout, GenerationPool, ResultPool
+from tpu_sync_rl.generation_layout import GenerationLayout
+from tpu_sync_rl.generations import Generation, GenerationPool, ResultPool
 from tpu_sync_rl.shard_table import shard_table
 
 MESH = jax.make_mesh((2, 4), ("a", "b"))

@@ -32,7 +32,8 @@ FLOORS = (
     # effects: device memory, host memory, sockets
     ("nics", "handshake", "same_host"),
     ("buffers", "rails", "transport"),
-    ("generations", "listener"),
+    ("generation_layout", "listener"),
+    ("generations",),
     # control
     ("messages", "long_messages", "keepalive"),
     ("greeting",),

@@ -10,23 +10,16 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from math import prod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental.layout import Format
-from jax.sharding import Sharding
 
 from tpu_sync_rl._native import HostMemory
-from tpu_sync_rl.buffers import LocalShards
+from tpu_sync_rl.generation_layout import GenerationLayout
 from tpu_sync_rl.shard_table import ShardTable
 
-_ALIGNMENT = 64  # bytes; JAX copies what is aligned less
 # How often a wait for dead arrays looks for cycles. Even without one, JAX lets go of memory only at
 # its next call or at a collection, however small, where an array ended beside a running thread.
 _COLLECT_S = 0.2
@@ -34,99 +27,9 @@ _SMALL_NBYTES = 4 << 20  # blocks up to here serve results of any smaller size
 NUM_THREADS = min(8, len(os.sched_getaffinity(0)))
 
 
-Starts = tuple[int, ...]  # per dimension: shards of a leaf are of one shape, so these name a box
-
-
-@dataclass(frozen=True, slots=True)
-class _ArrayToMake:
-    """What an array is, and which shard has which box."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    stored: np.dtype[Any]  # of the elements in memory: uint32 for PRNG keys
-    key_impl: Any  # what jax.random.wrap_key_data takes; None for other dtypes
-    sharding: Sharding | Format
-    device: Any  # of an array that is not committed to it; else None
-    first_shard: int
-    shard_at: Mapping[Starts, int]  # without a key's words -> shard, counted from first_shard
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GenerationLayout:
-    """Where the shards of a version lie in its memory, and which arrays are made over them."""
-
-    shards: LocalShards
-    offsets: np.ndarray  # shape=[num_shards], dtype=uint64: bytes into the memory, aligned
-    nbytes: int
-    leaves: tuple[_ArrayToMake, ...]  # in the manifest's order
-    copied: set[int]  # leaves of which JAX makes copies: when their bytes are there, not before
-    aliased: set[int]  # leaves that were seen not to be; dtype, layout and alignment decide
-
-    @classmethod
-    def of(
-        cls, table: ShardTable, leaves: Sequence[Any], *, process: int, commit: bool = False
-    ) -> "GenerationLayout":
-        """Lays out memory for arrays like `leaves`, of which `table` was made; keeps none of them.
-
-        Arrays are committed to their devices where those of `leaves` are, or `commit` is set.
-        """
-        shards = LocalShards.of(table, process)
-        sizes = [
-            itemsize * prod(shape)
-            for itemsize, shape in zip(shards.itemsize.tolist(), shards.shapes, strict=True)
-        ]
-        aligned = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes]
-        ends = np.cumsum([0, *aligned], dtype=np.uint64)
-        shard_at: dict[tuple[int, int], Mapping[Starts, int]] = {}  # by layout and rank of the leaf
-        made = []
-        for leaf, position, first_shard in zip(
-            table.manifest.leaves, table.order, shards.first_shard, strict=False
-        ):
-            rank = len(leaf.shape)
-            if (leaf.layout, rank) not in shard_at:
-                layout = table.manifest.layouts[leaf.layout]
-                starts = layout.boxes[layout.boxes_of(process), :rank, 0].tolist()
-                shard_at[leaf.layout, rank] = {tuple(x): i for i, x in enumerate(starts)}
-            at = shard_at[leaf.layout, rank]
-            made.append(_array_to_make(leaves[position], commit, first_shard, at))
-        copied = {
-            index
-            for index, leaf in enumerate(made)
-            if leaf.key_impl is not None or not shards.in_place[index]
-        }
-        return cls(shards, ends[:-1], int(ends[-1]), tuple(made), copied, set())
-
-    def allocate(self, nodes: Sequence[int] = ()) -> HostMemory:
-        """Memory for one version, on these NUMA nodes. Blocks until every page is there."""
-        return HostMemory(max(1, self.nbytes), NUM_THREADS, nodes)
-
-
-def _array_to_make(
-    like: Any, commit: bool, first_shard: int, shard_at: Mapping[Starts, int]
-) -> _ArrayToMake:
-    is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
-    layout = None if is_key else like.format.layout
-    is_plain = layout is None or layout.major_to_minor == tuple(range(len(like.shape)))
-    committed = commit or getattr(like, "committed", True)
-    return _ArrayToMake(
-        shape=tuple(like.shape),
-        dtype=like.dtype,
-        stored=np.dtype(np.uint32 if is_key else like.dtype),
-        key_impl=_key_impl(like.dtype) if is_key else None,
-        sharding=like.sharding if is_plain else Format(layout, like.sharding),
-        device=None if committed else next(iter(like.sharding.device_set)),
-        first_shard=first_shard,
-        shard_at=shard_at,
-    )
-
-
-@lru_cache
-def _key_impl(dtype: Any) -> Any:
-    found: list[Any] = []
-    jax.eval_shape(
-        lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype)
-    )
-    return found[0]
+def _allocated(layout: GenerationLayout, nodes: Sequence[int] = ()) -> HostMemory:
+    """Memory for one version, on these NUMA nodes. Blocks until every page is there."""
+    return HostMemory(max(1, layout.nbytes), NUM_THREADS, nodes)
 
 
 class _Root(np.ndarray):
@@ -270,7 +173,7 @@ class GenerationPool:
                 gc.collect()
                 memory = self._take(0.0)
         if memory is None and may_grow:
-            memory = self.layout.allocate(self._nodes)
+            memory = _allocated(self.layout, self._nodes)
             self._num_generations += 1
         while memory is None and (left_s := deadline - time.monotonic()) > 0:
             memory = self._take(min(left_s, _COLLECT_S))
@@ -346,7 +249,7 @@ class ResultPool:
         memory = self._take(layout.nbytes)
         if memory is None:
             notice_dead_arrays()
-            memory = self._take(layout.nbytes) or layout.allocate()
+            memory = self._take(layout.nbytes) or _allocated(layout)
         with self._lock:
             self._largest_nbytes = max(self._largest_nbytes, memory.nbytes)
             self._max_nbytes = 2 * self._largest_nbytes if limit is None else int(limit)
