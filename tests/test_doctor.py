@@ -5,7 +5,6 @@ import resource
 import socket
 import subprocess
 import sys
-from ipaddress import IPv4Network
 
 import jax.numpy as jnp
 import pytest
@@ -17,6 +16,7 @@ from tpu_sync_rl.doctor import job, machine
 from tpu_sync_rl.doctor.findings import Finding, exit_status, print_table, to_json
 from tpu_sync_rl.messages import ConnectedProcess, JobStatus
 from tpu_sync_rl.nics import Nic
+from tpu_sync_rl.report import Line
 
 GB = 10**9
 
@@ -39,7 +39,6 @@ def kernel(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_SYS", tmp_path / "sys")
     write("proc/meminfo", "MemTotal: 100 kB\nMemAvailable: 20000000 kB")
     write("proc/self/cgroup", "0::/job/pod")
-    write("sys/class/net/lo/mtu", "65536")
     write("proc/sys/net/ipv4/tcp_rmem", "4096 131072 33554432")
     write("proc/sys/net/ipv4/tcp_wmem", "4096 16384 4194304")
     write("proc/sys/net/ipv4/tcp_congestion_control", "cubic")
@@ -108,18 +107,16 @@ def test_small_buffers_and_missing_huge_pages_are_noted(kernel):
 
 
 def test_fast_nic_with_small_frames_is_noted(kernel, monkeypatch):
-    nics = [Nic(name, "10.0.0.1") for name in "abc"]
+    lines = {"a": Line(1500, 25.0), "b": Line(9000, 25.0), "c": Line(1500, None)}
+    nics = [Nic(name, "10.0.0.1", line=line) for name, line in lines.items()]
     monkeypatch.setattr(machine, "find_nics", lambda _: nics)
-    for name, mtu, speed in (("a", 1500, 200_000), ("b", 9000, 200_000), ("c", 1500, -1)):
-        kernel(f"sys/class/net/{name}/mtu", str(mtu))
-        kernel(f"sys/class/net/{name}/speed", str(speed))
     found = examine()
     assert found["NIC a"].seen == "10.0.0.1, MTU 1500, 200 Gbit/s"
     assert [found[f"NIC {name}"].verdict for name in "abc"] == ["note", "ok", "ok"]
 
 
 def test_nics_in_one_subnet_need_settings(kernel, monkeypatch):
-    nics = [Nic(name, "10.0.0.1", IPv4Network("10.0.0.0/24")) for name in "ab"]
+    nics = [Nic(name, "10.0.0.1", shares_subnet=True) for name in "ab"]
     monkeypatch.setattr(machine, "find_nics", lambda _: nics)
     for name, value in (("arp_ignore", 0), ("arp_announce", 2), ("rp_filter", 1)):
         kernel(f"proc/sys/net/ipv4/conf/all/{name}", str(value))

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from tpu_sync_rl import rails, software
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.doctor.findings import Finding
-from tpu_sync_rl.doctor.machine import nic_mtu_nbytes
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import JobStatus, Leave
@@ -152,7 +151,7 @@ def _way(
         f"opened and proved in {1e3 * opened_s:.1f} ms; round trip {rtt_us / 1e3:.2f} ms, "
         f"{segment_nbytes} bytes a segment"
     )
-    mtu_nbytes = nic_mtu_nbytes(rail.local.name)
+    mtu_nbytes = rail.local.line.mtu_nbytes or 0
     if segment_nbytes < mtu_nbytes - _HEADERS_NBYTES:
         advice = f"the NIC here takes {mtu_nbytes} bytes; see to the MTU there and in between"
         return Finding(subject, "note", seen, advice)

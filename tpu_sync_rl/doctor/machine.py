@@ -3,7 +3,6 @@
 import resource
 import socket
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from pathlib import Path
 
 from tpu_sync_rl import _native, software
@@ -49,7 +48,7 @@ def examine(
             "there is loopback alone: programs of other hosts are not reached",
         )
     yield from map(_nic, found)
-    if any(a.is_beside(b.host) for a, b in combinations(found, 2)):
+    if any(nic.shares_subnet for nic in found):
         yield _shared_subnet()
     yield from _nics_that_are_down()
     yield _open_files(num_streams * max(1, len(found)))
@@ -79,21 +78,13 @@ def _checksums() -> Finding:
 
 
 def _nic(nic: Nic) -> Finding:
-    mtu_nbytes = nic_mtu_nbytes(nic.name)
-    mbits_per_s = _read(_SYS / "class/net" / nic.name / "speed")
-    # Virtual NICs say -1, or nothing.
-    gbits_per_s = int(mbits_per_s) / 1000 if mbits_per_s.isdecimal() else None
-    speed = "speed unknown" if gbits_per_s is None else f"{gbits_per_s:g} Gbit/s"
+    mtu_nbytes, gbits_per_s = nic.line.mtu_nbytes, 8 * (nic.line.gbytes_per_s or 0)
+    speed = f"{gbits_per_s:g} Gbit/s" if gbits_per_s else "speed unknown"
     seen = f"{nic.host}, MTU {mtu_nbytes or 'unknown'}, {speed}"
-    if (gbits_per_s or 0) >= _FAST_GBITS_PER_S and 0 < mtu_nbytes < _JUMBO_NBYTES:
+    if gbits_per_s >= _FAST_GBITS_PER_S and mtu_nbytes and mtu_nbytes < _JUMBO_NBYTES:
         advice = f"with an MTU of {_JUMBO_NBYTES}, at both ends and in between, it costs less CPU"
         return Finding(f"NIC {nic.name}", "note", seen, advice)
     return Finding(f"NIC {nic.name}", "ok", seen)
-
-
-def nic_mtu_nbytes(name: str) -> int:
-    """Most bytes of a packet; 0 where that is not known."""
-    return int(_read(_SYS / "class/net" / name / "mtu") or "0")
 
 
 def _shared_subnet() -> Finding:
