@@ -155,7 +155,7 @@ def test_token_of_any_bytes_reaches_the_child():
         process.stop()
 
 
-def test_another_takes_the_place_of_one_that_is_killed():
+def test_another_takes_the_place_of_one_that_is_killed(caplog):
     process = start_coordinator("127.0.0.1", 0, token=TOKEN, peer_timeout=10, insecure=False)
     try:
         with TrainerSession(process.address) as trainer, SamplerSession(process.address) as sampler:
@@ -169,6 +169,8 @@ def test_another_takes_the_place_of_one_that_is_killed():
             assert decided.outcome.error == "" and decided.replicas["s"].version == 1
     finally:
         process.stop()
+    told = [record for record in caplog.records if "started again" in record.getMessage()]
+    assert [record.job for record in told] == ["policy"] * 2
 
 
 # --- handshakes and strangers

@@ -27,10 +27,10 @@ from tpu_sync_rl.options import (
 from tpu_sync_rl.program import share
 from tpu_sync_rl.sampler import SamplerSession
 from tpu_sync_rl.tls import TLS
+from tpu_sync_rl.trainer import TrainerSession
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-from tpu_sync_rl.trainer import TrainerSession
 
 _LOOPBACK = "127.0.0.1:0"
 
@@ -176,6 +176,7 @@ def _host_coordinator(
                 peer_timeout=options.peer_timeout_s,
                 insecure=options.insecure,
                 tls=options.tls,
+                job=options.job,
             )
             told["address"] = process.address
         except (SyncError, ValueError) as error:

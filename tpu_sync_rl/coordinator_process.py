@@ -1,7 +1,6 @@
 """A coordinator in a child process that lives no longer than the process that started it."""
 
 import contextlib
-import logging
 import os
 import select
 import subprocess
@@ -14,14 +13,13 @@ from pathlib import Path
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import check_exposure, join_address, split_address
+from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.tls import TLS, Files, check_tls
 
 _START_S = 30.0
 _STOP_S = 1.0
 _FIRST_PAUSE_S = 0.05  # before it is started again
 _MOST_PAUSE_S = 2.0
-
-_log = logging.getLogger(__name__)
 
 
 class CoordinatorProcess:
@@ -34,11 +32,14 @@ class CoordinatorProcess:
         address: where it listens, "host:port".
     """
 
-    def __init__(self, command: Sequence[str], host: str, port: int, token: bytes) -> None:
+    def __init__(
+        self, command: Sequence[str], host: str, port: int, token: bytes, log: SessionLog
+    ) -> None:
         """Starts the first child and waits until it listens; raises as `start_coordinator` does."""
         self._command = list(command)
         self._environment = _child_environment(token)
         self._host = host
+        self._log = log
         self._stopped = threading.Event()
         self._starting = threading.Lock()  # held while there might be a child that nobody knows
         self._process, ready_fd = self._spawn(port)
@@ -67,7 +68,7 @@ class CoordinatorProcess:
             code = self._process.wait()
             if self._stopped.wait(pause_s):
                 return
-            _log.warning("coordinator %s ended with %d; it is started again", self.address, code)
+            self._log.warning(f"coordinator {self.address} ended with {code}; it is started again")
             with self._starting:
                 if self._stopped.is_set():
                     return
@@ -77,7 +78,7 @@ class CoordinatorProcess:
                 pause_s = _FIRST_PAUSE_S
             except SyncError as error:
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
-                _log.warning("coordinator %s: %s", self.address, error)
+                self._log.warning(f"coordinator {self.address}: {error}")
                 self._process.kill()
 
     def _spawn(self, port: int) -> "tuple[subprocess.Popen[bytes], int]":
@@ -108,6 +109,7 @@ def start_coordinator(
     peer_timeout: float,
     insecure: bool,
     tls: TLS | None = None,
+    job: str = "policy",
 ) -> CoordinatorProcess:
     """Starts a coordinator as a child process and waits until it listens.
 
@@ -121,6 +123,7 @@ def start_coordinator(
         peer_timeout: seconds without a sign of life after which a process is lost.
         insecure: listen beyond loopback without a token.
         tls: its certificate and key; with a `ca`, clients have to show a certificate as well.
+        job: of whoever starts it, for the log.
 
     Raises:
         SyncError: the address is in use or can't be listened on.
@@ -137,7 +140,7 @@ def start_coordinator(
         path = getattr(tls, name, None)
         if path is not None:
             command += [f"--tls_{name}", os.fspath(path)]
-    return CoordinatorProcess(command, host, port, token)
+    return CoordinatorProcess(command, host, port, token, SessionLog(job, None, 0))
 
 
 def _child_environment(token: bytes) -> dict[str, str]:
