@@ -28,8 +28,8 @@ from tpu_sync_rl.session_log import SessionLog
 class Journal:
     """Reads along what a process and the coordinator say to each other.
 
-    Nothing that happens to a job passes it by, so no other room has to log. `sent` may be called
-    from any thread, what begins with `on_` from the one that reads the stream.
+    Nothing that happens to a session passes it by, so no other room of one logs. `sent` may be
+    called from any thread, what begins with `on_` from the one that reads the stream.
     """
 
     def __init__(self, options: Options, role: str, name: str, process_index: int) -> None:

@@ -93,7 +93,8 @@ class Receiver:
         self._send = send
         self.sink = 0
         self._commands: queue.SimpleQueue[TrainerUp | Fetch | _Freed | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        # Reentrant: a signal handler may close the session whose thread is in here.
+        self._lock = threading.RLock()
         self._prepared: dict[Held, Received] = {}  # oldest first
         self.promise: Promise | None = None
         self._abandoned: Held | None = None
@@ -109,12 +110,12 @@ class Receiver:
     @property
     def prepared(self) -> list[Held]:
         """What `take` would hand over, oldest first."""
-        with self._changed:
+        with self._lock:
             return list(self._prepared)
 
     def take(self, held: Held) -> Received | None:
         """Hands over `held` and gives up older ones; None where it is not prepared here."""
-        with self._changed:
+        with self._lock:
             if held not in self._prepared:
                 return None
             while (older := next(iter(self._prepared))) != held:
@@ -123,7 +124,7 @@ class Receiver:
 
     def on_message(self, message: TrainerUp | Fetch | Abandon) -> None:
         """Takes what the coordinator says; returns at once."""
-        with self._changed:
+        with self._lock:
             match message:
                 case Abandon():
                     self._abandoned = message.held
@@ -141,7 +142,7 @@ class Receiver:
 
         Does not wait for trainers that are being dialled, nor long for a plan that is being made.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._prepared.clear()
         self._commands.put(None)
@@ -217,7 +218,7 @@ class Receiver:
 
     def _receive(self, fetch: Fetch) -> None:
         held, began = fetch.held, time.monotonic()
-        with self._changed:
+        with self._lock:
             kept = {h: r for h, r in self._prepared.items() if h in (held, fetch.keep)}
             self._prepared = kept
             received = kept.get(held)
@@ -231,7 +232,7 @@ class Receiver:
         except Exception as error:  # whatever it is, the coordinator has to hear of it
             self._send(FetchFailed(held, type(error).__name__, str(error)))
             return
-        with self._changed:
+        with self._lock:
             self._prepared[held] = received
         self._send(Prepared(held, received.stats))
 
@@ -278,7 +279,7 @@ class Receiver:
             self._stop_if_told(held)
 
     def _stop_if_told(self, held: Held) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed or self._abandoned == held:
                 raise _Stopped
 
