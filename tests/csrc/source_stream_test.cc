@@ -118,7 +118,7 @@ TEST_F(SourceStreamTest, MemoryThatChangesBeforeItIsSentDoesNotMatchItsChecksum)
   ASSERT_OK(SetNonBlocking(ours.get()));
   const RawPeer peer(std::move(theirs));
   auto pipe = std::make_unique<SocketPipe>(ours.get(), &stats);
-  SourceStream stream(std::move(ours), std::move(pipe), 7, &stats, &worker);
+  SourceStream stream(std::move(ours), std::move(pipe), 7, "rail", &stats, nullptr, &worker);
   peer.Write(Encoded({.kind = FrameKind::kTable, .table = id, .nbytes = table.size()}) + table);
   stream.OnReady(EPOLLIN);
   EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kTableOk);

@@ -130,7 +130,7 @@ class World {
     auto pipe = std::make_unique<SocketPipe>(ours.get(), &stats_);
     peers_[index] = Peer{std::move(theirs),
                          std::make_unique<SinkStream>(std::move(ours), std::move(pipe), &source_,
-                                                      "rail", &stats_, &worker_),
+                                                      "rail", &stats_, nullptr, &worker_),
                          {},
                          {}};
     peers_[index].stream->Wake();

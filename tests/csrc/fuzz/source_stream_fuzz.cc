@@ -90,7 +90,8 @@ void Run(World* world, FuzzInput input) {
   auto [ours, theirs] = ConnectedPair();
   auto pipe = std::make_unique<SocketPipe>(ours.get(), &world->stats);
   Check(SetNonBlocking(ours.get()).ok(), "the socket is set");
-  SourceStream stream(std::move(ours), std::move(pipe), 7, &world->stats, &world->worker);
+  SourceStream stream(std::move(ours), std::move(pipe), 7, "rail", &world->stats, nullptr,
+                      &world->worker);
   const Clock::time_point began = Clock::now();
   const uint64_t num_chunks = world->transfer.plan.chunks.size();
   std::string received;
