@@ -12,8 +12,8 @@
 
 namespace tsr {
 
-// Runs of at least this many bytes go by an iovec of their own, shorter ones by packed(): below it
-// the kernel's work per iovec costs more than the copy.
+// Runs of at least this many bytes may go by an iovec of their own: below it the kernel's work per
+// iovec costs more than a copy into scratch.
 inline constexpr int64_t kMinRunNbytes = 2048;
 // Bytes of a block: small enough to be in cache from its checksum to its send.
 inline constexpr int64_t kBlockNbytes = 512 << 10;

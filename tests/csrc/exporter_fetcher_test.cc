@@ -37,6 +37,7 @@ std::vector<LeafSpec> VariedLeaves() {
       {.shape = {}, .itemsize = 8},
       {.shape = {1, 1, 5, 1, 2}, .sink_dim = 2, .num_sink_boxes = 5, .itemsize = 16},
       {.shape = {3, 200000}, .source_dim = 1, .num_source_boxes = 2, .itemsize = 1},
+      {.shape = {3, 90'000}, .sink_dim = 1, .num_sink_boxes = 2},
   };
 }
 
