@@ -219,7 +219,8 @@ def test_both_ends_trace_every_chunk_on_its_stream():
 
 
 def test_nothing_is_kept_for_a_trace_that_nobody_writes(exporter, sink):
-    publish(exporter, 1, leaf(1))
+    array = leaf(1)  # kept: its memory is read
+    publish(exporter, 1, array)
     connect(exporter, sink)
     sink.fetch(1)
     assert sink.fetcher.take_events() == exporter.take_events() == ([], 0)
