@@ -331,8 +331,8 @@ def test_changed_byte_is_found_and_its_chunk_fetched_again(exporter):
 
 
 def test_chunk_that_is_changed_every_time_is_a_corruption_error(exporter):
-    sink = Sink(window=1)
-    publish(exporter, 1, leaf(1))
+    sink, array = Sink(window=1), leaf(1)
+    publish(exporter, 1, array)
     sink.fetcher.begin(1, sink.addresses)
     with contextlib.ExitStack() as stack:
         for _ in range(3):
