@@ -3,15 +3,6 @@
 #include <algorithm>
 
 namespace tsr {
-namespace {
-
-// Runs of at least this many bytes are received where they stay. Shorter ones are staged in cache,
-// from where whole lines go past it, which costs less than their iovecs and the lines that the
-// kernel's copy reads before it writes them. Resharding over the unsharded rate, from 2 KiB and
-// from 64 KiB: 0.84 to 0.89 and 0.90 to 0.95 (loopback TCP, 2-core Zen 5 VM, 2026-11-29).
-constexpr int64_t kMinPlacedNbytes = 64 << 10;
-
-}  // namespace
 
 void ScatterBlock::Clear() {
   iovecs_.Clear();
@@ -24,8 +15,9 @@ void ScatterBlock::Stage(const Region& region, BoxView box, int64_t nbytes) {
   boxes_.insert(boxes_.end(), box.begin(), box.end());
 }
 
-void ChunkScatter::Start(const Fetch& fetch, uint64_t chunk) {
+void ChunkScatter::Start(const Fetch& fetch, uint64_t chunk, int64_t min_placed_nbytes) {
   fetch_ = &fetch;
+  min_placed_nbytes_ = min_placed_nbytes;
   const Chunk& taken = fetch.plan().chunks[chunk];
   next_region_ = taken.first_region;
   end_region_ = taken.first_region + taken.num_regions;
@@ -60,7 +52,7 @@ void ChunkScatter::OpenRegion(const ScatterBlock& block) {
   // Small leaves lie one behind the other: most of them only prolong an iovec.
   const uint8_t* const one_run = runs_.one_run();
   const bool prolongs = one_run != nullptr && block.Continues(one_run);
-  staged_ = runs_.min_run_nbytes() < kMinPlacedNbytes && !prolongs;
+  staged_ = runs_.min_run_nbytes() < min_placed_nbytes_ && !prolongs;
   if (staged_) slabs_ = SlabCursor(box, itemsize, kPackedNbytes);
   region_open_ = true;
 }

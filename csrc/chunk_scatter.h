@@ -49,8 +49,9 @@ class ScatterBlock {
 // Takes one chunk in wire order. Not thread-safe. The fetch outlives it.
 class ChunkScatter {
  public:
-  // `chunk` is an index in the plan's chunks.
-  void Start(const Fetch& fetch, uint64_t chunk);
+  // `chunk` is an index in the plan's chunks. Runs of at least `min_placed_nbytes` are received
+  // where they stay; that is kMinRunNbytes or more.
+  void Start(const Fetch& fetch, uint64_t chunk, int64_t min_placed_nbytes);
 
   bool done() const { return next_region_ == end_region_ && !region_open_; }
   // Puts where the next bytes go into a cleared block, for at least one byte.
@@ -66,6 +67,7 @@ class ChunkScatter {
   DenseBox SinkBox(const Region& region, uint32_t placement) const;
 
   const Fetch* fetch_ = nullptr;
+  int64_t min_placed_nbytes_ = kMinRunNbytes;
   uint64_t next_region_ = 0;
   uint64_t end_region_ = 0;
 

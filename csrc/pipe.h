@@ -31,6 +31,9 @@ class Pipe {
   // Moves as many bytes as there is room for; `iov` holds at least one. Where the entry behind the
   // summed bytes is the checksum itself, it moves as they make it.
   virtual IoResult Send(iovec* iov, size_t num_iov, Summed summed) = 0;
+  // Runs of at least this many bytes are best received where they stay, shorter ones into cache and
+  // scattered from there.
+  virtual int64_t min_placed_nbytes() const = 0;
   // Moves as many bytes as have come. The checksum is of those that lie where `iov` says now,
   // whatever the other end does.
   virtual IoResult Receive(iovec* iov, size_t num_iov, Summed summed) = 0;
@@ -45,6 +48,11 @@ class SocketPipe final : public Pipe {
   SocketPipe(int fd, RailStats* stats) : fd_(fd), stats_(stats) {}
 
   bool sums_sent() const override { return false; }
+  // Scattering writes whole lines past the cache, which costs less than an iovec for each run and
+  // the lines that the kernel's copy reads before it writes them. Resharding over the unsharded
+  // rate, from 2 KiB and from 64 KiB: 0.84 to 0.89 and 0.90 to 0.95 (loopback TCP, 2-core Zen 5 VM,
+  // 2026-11-29).
+  int64_t min_placed_nbytes() const override { return 64 << 10; }
   IoResult Send(iovec* iov, size_t num_iov, Summed summed) override;
   IoResult Receive(iovec* iov, size_t num_iov, Summed summed) override;
   uint32_t EndTurn(bool receives, bool sends) override {

@@ -315,7 +315,7 @@ void SinkStream::StartChunk() {
   in_chunk_ = true;
   tail_nbytes_ = 0;
   crc_ = 0;
-  scatter_.Start(fetch, index);
+  scatter_.Start(fetch, index, pipe_->min_placed_nbytes());
   FillBlock();
 }
 
