@@ -44,7 +44,8 @@ def test_trainer_and_sampler_of_the_readme_work_together():
     np.testing.assert_array_equal(seen[-1]["b"], 3)
 
 
-def test_one_client_of_the_readme_gives_the_same_params():
+def test_one_client_of_the_readme_gives_the_same_params(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")  # the block sets it for good
     names = {}
     exec(ONE_CLIENT, names)
     np.testing.assert_array_equal(names["synced"]["w"], np.eye(8))
