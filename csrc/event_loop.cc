@@ -56,15 +56,16 @@ void EventLoop::Stop() {
     if (!thread_.joinable()) return;
     Post([this] { stop_ = true; });
     thread_.join();
+    std::lock_guard lock(mutex_);  // a Post() of before the last tasks were taken
+    epoll_.Close();
+    wake_.Close();
   });
 }
 
 bool EventLoop::Post(std::function<void()> task) {
-  {
-    std::lock_guard lock(mutex_);
-    if (stopped_) return false;
-    tasks_.push_back(std::move(task));
-  }
+  std::lock_guard lock(mutex_);
+  if (stopped_) return false;
+  tasks_.push_back(std::move(task));
   // Fails only when the counter is full, and then the loop wakes up anyway.
   (void)::eventfd_write(wake_.get(), 1);
   return true;

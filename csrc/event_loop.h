@@ -51,7 +51,8 @@ class EventLoop {
   // kSystem where the kernel gives no descriptor or thread.
   static Status Start(Clock::duration tick, std::unique_ptr<EventLoop>* out);
   ~EventLoop() { Stop(); }
-  // Runs what has been posted, closes the connections and joins. Not from the loop's own thread.
+  // Runs what has been posted, closes the connections, joins and gives back its descriptors. Not
+  // from the loop's own thread.
   void Stop();
 
   // Has `task` run on the loop's thread, after those posted before. False, and it never runs, where
@@ -80,7 +81,7 @@ class EventLoop {
 
   const Clock::duration tick_;
   UniqueFd epoll_;
-  UniqueFd wake_;
+  UniqueFd wake_;  // written with mutex_ held
   std::vector<std::unique_ptr<Pollable>> pollables_;
   bool stop_ = false;  // on the loop's thread
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <thread>
 
 namespace tsr {
@@ -73,6 +74,19 @@ TEST(EventLoopTest, TasksFromManyThreadsAreNeitherLostNorRunAfterTheStop) {
   loop->Stop();
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(num_run, num_accepted);
+}
+
+TEST(EventLoopTest, StoppedLoopKeepsNoDescriptor) {
+  // Whoever holds a closed end for long, in a cycle of references say, holds none of them either.
+  const auto num_open = [] {
+    const std::filesystem::directory_iterator fds("/proc/self/fd");
+    return std::distance(begin(fds), end(fds));
+  };
+  const auto num_before = num_open();
+  const auto loop = MakeLoop();
+  EXPECT_GT(num_open(), num_before);
+  loop->Stop();
+  EXPECT_EQ(num_open(), num_before);
 }
 
 TEST(EventLoopTest, ConnectionIsDrivenUntilItCloses) {
