@@ -512,6 +512,11 @@ def test_options_of_a_sampler_are_checked(trainer, wrong):
         connect(trainer, **wrong)
 
 
+def test_nics_of_a_trainer_are_checked_where_loopback_needs_none_too():
+    with pytest.raises(ValueError, match="nics: 'eth77' is no NIC with an IPv4 address"):
+        tsr.connect_trainer(timeout=20, nics=["eth77"])
+
+
 def test_version_stays_within_64_bits(trainer):
     params = oracle.params(SPECS, TRAINER, 1)
     assert tsr.sync_weights(params, to=trainer, version=2**63 - 1).version == 2**63 - 1

@@ -132,6 +132,7 @@ def connect_trainer(
     straggler_timeout_s = checked_seconds("straggler_timeout", straggler_timeout)
     check_choice("on_straggler", on_straggler, "wait", "drop")
     check_choice("commit", commit, "replica", "fleet")
+    _check_nics(options)
     deadline = time.monotonic() + options.timeout_s
     if coordinator is None and not host_coordinator:
         raise ValueError("host_coordinator=False needs coordinator='host:port' to dial")
@@ -156,6 +157,12 @@ def connect_trainer(
         if process is not None:
             process.stop()
         raise
+
+
+def _check_nics(options: Options) -> None:
+    """Tells what is wrong with `options.nics` here: later it is in the background, or not used."""
+    if options.nics is not None:
+        find_nics(options.nics)
 
 
 def _host_coordinator(
@@ -278,8 +285,7 @@ def connect_sampler(
     replica = checked_name("replica", replica)
     max_generations = checked_int("max_generations", max_generations, 2)
     split_address(coordinator)
-    if options.nics is not None:
-        find_nics(options.nics)  # what is wrong with them is told here, not in the background
+    _check_nics(options)
     return SamplerSession(
         options,
         coordinator=coordinator,

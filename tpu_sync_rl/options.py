@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 600.0
 MAX_CHUNK_NBYTES = 64 << 20
+MAX_PEER_TIMEOUT_S = 86400.0  # gRPC and epoll count it in 32 bits of milliseconds
 
 Wait = Literal["received", "committed"]  # what a trainer's sync_weights may wait for
 OnStraggler = Literal["wait", "drop"]  # what becomes of a call whose replica is too slow
@@ -81,8 +82,8 @@ class Options:
         Raises:
             ValueError, TypeError: names the option, what it may be and what it was.
         """
-        if isinstance(nics, str):
-            raise TypeError(f"nics must be a sequence of names or addresses, not {nics!r}")
+        if nics is not None:
+            check_nics(nics)
         if congestion is not None:
             check_congestion(congestion)
         check_choice("same_host", same_host, "auto", "tcp")
@@ -97,7 +98,7 @@ class Options:
             streams_per_rail=checked_int("streams_per_rail", streams_per_rail, 1, 64),
             chunk_nbytes=checked_int("chunk_nbytes", chunk_nbytes, 4096, MAX_CHUNK_NBYTES),
             congestion=congestion,
-            peer_timeout_s=checked_seconds("peer_timeout", peer_timeout, 1),
+            peer_timeout_s=checked_seconds("peer_timeout", peer_timeout, 1, MAX_PEER_TIMEOUT_S),
             same_host=same_host,
             insecure=bool(insecure),
             trace=None if trace is None else os.fspath(trace),
@@ -137,10 +138,12 @@ def checked_int(
     return number
 
 
-def checked_seconds(name: str, value: float, least: float = 0) -> float:
-    """The option `name` as seconds. Raises ValueError where they are no number, or too few."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not value >= least:
-        raise ValueError(f"{name} must be a number of seconds, {least} or more, not {value!r}")
+def checked_seconds(name: str, value: float, least: float = 0, most: float | None = None) -> float:
+    """The option `name` as seconds from `least` to `most`. Raises ValueError where it is not."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not value >= least or (most is not None and value > most):
+        bounds = f", {least} or more," if most is None else f" from {least} to {most:g},"
+        raise ValueError(f"{name} must be a number of seconds{bounds} not {value!r}")
     return float(value)
 
 
@@ -212,8 +215,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def check_nics(nics: Sequence[str]) -> None:
+    """Raises TypeError where `nics` is no sequence of str, ValueError where it is empty."""
+    if isinstance(nics, str) or not all(isinstance(nic, str) for nic in nics):
+        raise TypeError(f"nics must be a sequence of names or addresses, not {nics!r}")
+    if not nics:
+        raise ValueError("nics must name one NIC or more; leave it out to have them found")
+
+
 def check_congestion(name: str) -> None:
     """Raises ValueError where `name` is no TCP congestion control that may be used here."""
+    if not isinstance(name, str):
+        raise TypeError(f"congestion must be a name, not {name!r}")
     with socket.socket() as probe:
         try:
             probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
