@@ -47,6 +47,7 @@ class Life:
         self.faulted = False
         self.closing = False
         self.began = time.monotonic()
+        self.begun: set[int] = set()  # processes that have begun to use the library
         self.connected: dict[int, float] = {}  # when each process was last taken in
         self._on_event = on_event
         self._log_dir = log_dir
@@ -159,6 +160,7 @@ class Life:
             for line in process.stdout:
                 if line.startswith(b"{") and line.endswith(b"}\n"):  # else it died meanwhile
                     event = json.loads(line)
+                    self.begun.add(index)
                     if event["kind"] == "connected":
                         self.connected[index] = event["at"]
                     self._on_event(self, index, event)

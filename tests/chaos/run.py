@@ -154,7 +154,11 @@ class Run:
                 continue
             for process in range(len(life.processes)):
                 code = life.processes[process].poll()
-                if code not in (None, 0) and not life.faulted:
+                if code in (None, 0) or life.faulted:
+                    continue
+                if name != "coordinator" and process not in life.begun:
+                    self.checker.counts["ended within JAX's start"] += 1
+                else:
                     text = f"process {process} ended with {code}:\n{life.log(process)}"
                     self.checker.violate(life, text)
             self._restart_later(name, _GRACE_S)
@@ -254,7 +258,10 @@ class Run:
 
     def _kill(self, fault: Fault) -> None:
         if fault.target == "coordinator" and self._hosted:
-            for pid in self._hosted_coordinator():  # whose place another takes by itself
+            # Another takes its place by itself, unless the trainer still waits for the first.
+            trainer = self._lives["trainer"]
+            trainer.faulted = trainer.faulted or not trainer.is_up
+            for pid in self._hosted_coordinator():
                 os.kill(pid, signal.SIGKILL)
             return
         life = self._lives[fault.target]
