@@ -16,6 +16,7 @@ from tpu_sync_rl.doctor import job, machine
 from tpu_sync_rl.doctor.findings import Finding, exit_status, print_table, to_json
 from tpu_sync_rl.messages import ConnectedProcess, JobStatus
 from tpu_sync_rl.nics import Nic
+from tpu_sync_rl.rails import Rail
 from tpu_sync_rl.report import Line
 
 GB = 10**9
@@ -211,6 +212,7 @@ def test_way_to_a_job_is_gone_and_the_job_is_left_alone(token):
         assert trainer.incarnation in found["trainer"].seen
         assert found["replica s"].seen == "version 1 is prepared and not taken"
         assert "opened and proved" in found["rail lo-lo to trainer process 0"].seen
+        assert found["rail lo-lo to trainer process 0"].verdict == "ok"
         assert "8.000 kB for 2 generations of 4.000 kB" in found["memory"].seen
         there = found["software there"].seen
         assert there.endswith(f": coordinator, trainer {trainer.incarnation}[0], sampler s[0]")
@@ -225,6 +227,15 @@ def test_rail_of_shared_memory_is_tried(token):
         trainer.sync_weights(params)
         found = of_job(trainer.coordinator)
     assert found["rail shm to trainer process 0"].seen == "shared memory of one host"
+
+
+def test_small_segments_are_noted_where_the_nic_allows_larger_ones():
+    jumbo = Rail(Nic("a", "10.0.0.1", line=Line(mtu_nbytes=9000)), "b", "10.0.0.2", 1)
+    assert job.segment_advice(jumbo, 8948) == ""
+    assert job.segment_advice(jumbo, 1360) == (
+        "segments carry 1360 bytes where the MTU here allows 8960: set the same MTU on the "
+        "trainer's NIC and the switches between"
+    )
 
 
 def test_rail_that_is_cut_is_broken(token, monkeypatch):
@@ -250,7 +261,8 @@ def test_coordinator_that_is_not_there_is_found():
         address = f"127.0.0.1:{server.getsockname()[1]}"
     finding = of_job(address)["coordinator"]
     assert finding.verdict == "broken"
-    assert "python -m tpu_sync_rl.coordinator" in finding.advice
+    assert finding.seen == f"{address}: Connection refused"
+    assert finding.advice.endswith(f": python -m tpu_sync_rl.coordinator --address={address}")
 
 
 def test_other_versions_of_the_package_are_found():

@@ -12,12 +12,13 @@ from tpu_sync_rl.doctor.findings import Finding
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import JobStatus, Leave
-from tpu_sync_rl.options import Options, split_address
+from tpu_sync_rl.options import Options, is_loopback, split_address
 from tpu_sync_rl.rails import Rail
 
 _DIAL_S = 5.0
 _RTT_OF_TCP_INFO = 68  # offset of tcpi_rtt in linux/tcp.h, microseconds
-_HEADERS_NBYTES = 120  # of IPv6 and TCP with options, at most
+_HEADERS_NBYTES = 40  # of IPv4 and TCP
+_OPTIONS_NBYTES = 80  # what IPv6 and the options of TCP take besides, at most
 
 
 def ask(address: str, options: Options) -> tuple[list[Finding], JobStatus | None]:
@@ -34,11 +35,13 @@ def ask(address: str, options: Options) -> tuple[list[Finding], JobStatus | None
             answered_s = time.monotonic() - began
     except OSError as error:
         advice = (
-            "start the trainer that hosts it, or python -m tpu_sync_rl.coordinator --address="
+            "start the trainer that hosts it, or on that host: "
+            f"python -m tpu_sync_rl.coordinator --address={address}"
             if isinstance(error, ConnectionRefusedError)
             else "check the address, and what firewalls do between here and there"
         )
-        return [Finding("coordinator", "broken", f"{address}: {error}", advice)], None
+        seen = f"{address}: {error.strerror or error}"
+        return [Finding("coordinator", "broken", seen, advice)], None
     reached = Finding("coordinator", "ok", f"{address} answers in {1e3 * answered_s:.1f} ms")
     try:
         status = _ask(address, options)
@@ -151,8 +154,17 @@ def _way(
         f"opened and proved in {1e3 * opened_s:.1f} ms; round trip {rtt_us / 1e3:.2f} ms, "
         f"{segment_nbytes} bytes a segment"
     )
-    mtu_nbytes = rail.local.line.mtu_nbytes or 0
-    if segment_nbytes < mtu_nbytes - _HEADERS_NBYTES:
-        advice = f"the NIC here takes {mtu_nbytes} bytes; see to the MTU there and in between"
-        return Finding(subject, "note", seen, advice)
-    return Finding(subject, "ok", seen)
+    advice = segment_advice(rail, segment_nbytes)
+    return Finding(subject, "note" if advice else "ok", seen, advice)
+
+
+def segment_advice(rail: Rail, segment_nbytes: int) -> str:
+    """What to do about segments that are smaller than the NIC here allows; "" where they aren't."""
+    allowed_nbytes = (rail.local.line.mtu_nbytes or 0) - _HEADERS_NBYTES
+    # Linux makes the segments of loopback no larger than 32768 bytes, whatever its MTU.
+    if is_loopback(rail.host) or segment_nbytes >= allowed_nbytes - _OPTIONS_NBYTES:
+        return ""
+    return (
+        f"segments carry {segment_nbytes} bytes where the MTU here allows {allowed_nbytes}: set "
+        "the same MTU on the trainer's NIC and the switches between"
+    )
