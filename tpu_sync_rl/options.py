@@ -178,12 +178,14 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of "host:port" or "[v6]:port".
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither, or there is no such port.
     """
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    if not colon or not host or not port.isdecimal():
         raise ValueError(f"coordinator must be 'host:port', not {address!r}")
+    if int(port) > 65535:
+        raise ValueError(f"coordinator {address!r}: port {port} is out of range, 65535 is the last")
     return host, int(port)
 
 
