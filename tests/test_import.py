@@ -68,3 +68,12 @@ except AttributeError as error:
 else:
     raise AssertionError
 """)
+
+
+def test_dir_lists_what_is_public():
+    run("""
+import tpu_sync_rl as tsr
+tsr.sync_weights
+assert [name for name in dir(tsr) if not name.startswith("_")] == sorted(tsr.__all__)
+assert "__version__" in dir(tsr)
+""")
