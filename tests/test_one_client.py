@@ -417,7 +417,9 @@ def test_a_traced_leaf_is_refused_by_key() -> None:
         ({"w": jax.ShapeDtypeStruct((8,), jnp.float32)}, "leaf 'w' has no sharding"),
         ({"w": NamedSharding(SAMPLER, P(("tp", "fsdp"), None))}, "leaf 'w' of shape .*rank"),
         ({"w": NamedSharding(EXPLICIT, P(unreduced={"a"}))}, "leaf 'w' of shape .*unreduced"),
-        ({"w": REPLICATED, "x": REPLICATED}, "different numbers of pytree children"),
+        ({"w": REPLICATED, "x": REPLICATED}, "differ:\n'x': to has a Sharding, params has no such"),
+        ({"v": REPLICATED}, r"(?s)'v': to has.*'w': params has float32\[8\], to has no Sharding"),
+        ({"v": None, "w": REPLICATED}, "containers of other types"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_by_key(to: Any, message: str) -> None:
@@ -441,13 +443,18 @@ def test_a_cast_to_an_integer_is_refused_by_key() -> None:
 
 @pytest.mark.parametrize("other", [P(), SAMPLER, "cpu", np.zeros(3)])
 def test_a_target_that_is_none_is_refused(other: Any) -> None:
-    found = f"is a {type(other).__name__}, expected a Sharding, a tree of Shardings alone, or a"
+    found = f"is a {type(other).__name__}, expected a TrainerSession, a Sharding, a tree of Sh"
     with pytest.raises(TypeError, match=f"to {found}"):
         sync_weights(_params(), to=other)
     with pytest.raises(TypeError, match=f"to at 'w' {found}"):
         sync_weights(_params(), to={"w": other})
     with pytest.raises(TypeError, match=f"to at 'x' {found}"):
         sync_weights({**_params(), "x": jnp.zeros(3)}, to={"w": REPLICATED, "x": other})
+
+
+def test_no_target_is_refused() -> None:
+    with pytest.raises(TypeError, match="to is a NoneType, expected a TrainerSession, a Sharding"):
+        sync_weights(_params(), to=None)
 
 
 @pytest.mark.parametrize("part", [SAMPLER, P()])

@@ -191,29 +191,58 @@ def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
 
 def _likes(params: Any, to: Any, rename: Rename) -> Any:
     """The tree of arrays or ShapeDtypeStructs that `to` means."""
+    if to is None:  # to JAX a tree without leaves
+        raise _wrong_target("", to)
     keys, targets, _ = flatten(to)
     expected: type[Any] | UnionType = jax.Array | jax.ShapeDtypeStruct
     if any(isinstance(target, Sharding) for target in targets):
         expected = Sharding
     for key, target in zip(keys, targets, strict=True):
         if not isinstance(target, expected):
-            raise TypeError(
-                f"to{f' at {key!r}' if key else ''} is a {type(target).__name__}, expected a "
-                "Sharding, a tree of Shardings alone, or a tree of jax.Arrays and "
-                f"ShapeDtypeStructs alone{_hint(target)}"
-            )
+            raise _wrong_target(key, target)
     if expected is not Sharding:
         return to
     if rename is not None:
         raise ValueError("rename= needs a tree of arrays as to=: shardings alone have no keys")
     keys, leaves, treedef = flatten(params)
-    shardings = jax.tree.leaves(jax.tree.broadcast(to, params))
+    try:
+        shardings = jax.tree.leaves(jax.tree.broadcast(to, params))
+    except ValueError as error:
+        raise _misfit(keys, leaves, flatten(to)[0]) from error
     return jax.tree.unflatten(
         treedef,
         [
             _like(key, leaf, sharding)
             for key, leaf, sharding in zip(keys, leaves, shardings, strict=True)
         ],
+    )
+
+
+def _misfit(keys: list[str], leaves: list[Any], branches: list[str]) -> ValueError:
+    """Why shardings at the keys `branches` are no prefix of params with `leaves` at `keys`."""
+
+    def covers(branch: str, key: str) -> bool:
+        return key == branch or key.startswith(f"{branch}/")
+
+    differences = [
+        f"{branch!r}: to has a Sharding, params has no such leaf or branch"
+        for branch in branches
+        if not any(covers(branch, key) for key in keys)
+    ]
+    differences += [
+        f"{key!r}: params has {leaf.dtype}{list(leaf.shape)}, to has no Sharding for it"
+        for key, leaf in zip(keys, leaves, strict=True)
+        if not any(covers(branch, key) for branch in branches)
+    ]
+    other = "the keys are equal, but the branches are containers of other types"
+    return ValueError("params and to differ:\n" + ("\n".join(differences) or other))
+
+
+def _wrong_target(key: str, target: Any) -> TypeError:
+    return TypeError(
+        f"to{f' at {key!r}' if key else ''} is a {type(target).__name__}, expected a "
+        "TrainerSession, a Sharding, a tree of Shardings alone, or a tree of jax.Arrays and "
+        f"ShapeDtypeStructs alone{_hint(target)}"
     )
 
 
