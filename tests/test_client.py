@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import grpc
 import pytest
@@ -315,3 +315,14 @@ def python(code, *arguments):
 def test_state_says_how_the_stream_is_doing():
     with coordinator() as address, SamplerSession(address) as session:
         assert session.client.state == f"coordinator {address}: connected"
+
+
+def test_coordinator_that_is_lost_is_not_said_to_want_tls():
+    with ExitStack() as stack:
+        with coordinator() as address:
+            session = stack.enter_context(SamplerSession(address))
+        while not session.client.state.endswith(
+            "(its program has ended or can't be reached); it is dialled again"
+        ):
+            session.client._thread.join(0.01)
+        assert "tls" not in session.client.state

@@ -48,12 +48,14 @@ class Channels:
         return grpc.secure_channel(self._address, credentials, self._options)
 
 
-def failure(error: grpc.RpcError) -> str:
-    """Why a stream broke."""
+def failure(error: grpc.RpcError, *, joined_once: bool) -> str:
+    """Why a stream broke, to a coordinator that had taken this process in before, or had not."""
     if not isinstance(error, grpc.Call):
         return str(error)
     text = f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
-    if "Socket closed" in text:  # that is all that one learns of a coordinator with other ideas
+    if joined_once and error.code() is grpc.StatusCode.UNAVAILABLE:
+        text += " (its program has ended or can't be reached)"
+    elif "Socket closed" in text:  # all that one learns of a coordinator with other ideas of TLS
         text += " (it ended just so; does it want tls=, or tls= with a certificate and key?)"
     return text
 

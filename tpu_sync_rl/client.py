@@ -173,7 +173,8 @@ class CoordinatorClient:
             try:
                 joined = self._hold_stream()
             except grpc.RpcError as error:
-                joined, failure = self._is_joined(), channel.failure(error)
+                joined = self._is_joined()
+                failure = channel.failure(error, joined_once=self._has_joined_once())
                 if channel.is_tls_flaw(failure):
                     refusal = AuthError(f"the coordinator at {self._address} and tls=: {failure}")
             except msgspec.DecodeError as error:
@@ -186,7 +187,8 @@ class CoordinatorClient:
                 self._outbox = self._early = self._stream = None
                 over, self._over = self._over, self._over or refusal is not None
                 joined_once, self._refusal = self._joined_once, refusal
-                self._state = failure if refusal is None else str(refusal)
+                redials = "; it is dialled again" if joined_once and not over else ""
+                self._state = failure + redials if refusal is None else str(refusal)
                 self._changed.notify_all()
             if over:
                 return
@@ -205,6 +207,10 @@ class CoordinatorClient:
     def _is_joined(self) -> bool:
         with self._changed:
             return self._outbox is not None
+
+    def _has_joined_once(self) -> bool:
+        with self._changed:
+            return self._joined_once
 
     def _hold_stream(self) -> bool:
         """Dials once and reads until the stream ends; whether it had joined.
