@@ -5,8 +5,6 @@ from chaos.run import Run
 
 from tpu_sync_rl.bench import netns
 
-pytestmark = pytest.mark.end_to_end
-
 
 @pytest.mark.parametrize("seed, kind, num_faults", [(101, "shm", 30), (102, "tcp", 30)])
 def test_faults_on_one_host_break_no_promise(seed: int, kind: str, num_faults: int) -> None:

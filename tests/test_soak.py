@@ -17,8 +17,6 @@ from jax.sharding import Mesh
 
 import tpu_sync_rl as tsr
 
-pytestmark = pytest.mark.end_to_end
-
 AXES = ("fsdp", "tp")
 SPECS = oracle.ODD_LEAVES
 TRAINER = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), AXES)
