@@ -12,7 +12,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import oracle
-import pytest
 from jax.sharding import Mesh
 
 import tpu_sync_rl as tsr
