@@ -296,7 +296,7 @@ def test_timeout_says_who_lacks_what_and_the_version_stays(world):
     for process in trainer:
         assert outcome(process).error == "SyncTimeoutError"
         assert "replica 's' has prepared no version of this incarnation (" in outcome(process).text
-        assert "(1 of 2 processes have it)" in outcome(process).text
+        assert "(processes that have it: 1 of 2)" in outcome(process).text
     prepare(sampler[1:], 1)
     sampler[0].take(0)
     assert sampler[1].last(SamplerOutcome).outcome.held == Held("A", 1)
@@ -419,7 +419,7 @@ def test_min_replicas_times_out_naming_what_is_there(world):
     text = outcome(trainer[0]).text
     assert outcome(trainer[0]).error == "SyncTimeoutError"
     assert "version 1 was not announced and may be published again" in text
-    assert "needs 2 replicas, 1 admitted: one" in text
+    assert "waits for 2 replicas, 1 admitted: one" in text
     assert "'two' (process 1 of 2 is lost)" in text
 
 

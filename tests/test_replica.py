@@ -451,7 +451,7 @@ def test_min_version_is_about_the_newest_incarnation(world):
         ("alone", "no trainer has joined job 'policy'"),
         ("trainer", "the trainer has not announced a version yet"),
         ("incomplete", "the trainer's process 1 of 2 is lost"),
-        ("receiving", "version 1 is being received (0 of 1 processes have it)"),
+        ("receiving", "version 1 is being received (processes that have it: 0 of 1)"),
         ("taken", "version 1 is the newest announced"),
         ("too old", "version 1 is prepared and not taken"),
     ],

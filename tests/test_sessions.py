@@ -402,7 +402,7 @@ def test_sessions_show_their_place_and_version(trainer):
 def test_version_that_was_never_announced_may_be_published_again(pool):
     with tsr.connect_trainer(timeout=20, min_replicas=1) as trainer:
         for _ in range(2):
-            with pytest.raises(tsr.SyncTimeoutError, match=r"published again: .*0 admitted"):
+            with pytest.raises(tsr.SyncTimeoutError, match="it waits for 1 replica, 0 admitted"):
                 publish(trainer, 0, timeout=0.2)
         with connect(trainer) as sampler:
             publish(trainer, 0)

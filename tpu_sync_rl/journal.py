@@ -87,7 +87,7 @@ class Journal:
                 self._metrics.met(len(message.sources))
                 self._log.info(
                     f"the trainer is incarnation {message.incarnation}, "
-                    f"of {len(message.sources)} processes"
+                    f"processes: {len(message.sources)}"
                 )
             case Announced():
                 self._metrics.announced(message.version)

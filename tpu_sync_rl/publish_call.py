@@ -130,9 +130,10 @@ class PublishCall:
                 verdict = "refused" if replica.verdict.is_refused else "not decided yet"
                 others.append(f"{replica.name!r} ({replica.absent() or verdict})")
         have = f"{len(admitted)} admitted{': ' if admitted else ''}{', '.join(admitted)}"
+        needed = self.first.min_replicas
         return (
-            f"version {self.first.version} was not announced and may be published again: it needs "
-            f"{self.first.min_replicas} replicas, {have}"
+            f"version {self.first.version} was not announced and may be published again: it waits "
+            f"for {needed} {'replica' if needed == 1 else 'replicas'}, {have}"
             + (f"; others: {', '.join(others)}" if others else "")
         )
 

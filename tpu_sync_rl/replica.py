@@ -341,7 +341,7 @@ class Replica(Program):
         elif self.transfer is not None:
             situation = (
                 f"version {self.transfer.held.version} is being received "
-                f"({len(self.transfer.stats)} of {self.process_count} processes have it)"
+                f"(processes that have it: {len(self.transfer.stats)} of {self.process_count})"
             )
         elif self.promised is not None:
             version = self.promised.held.version
