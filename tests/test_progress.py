@@ -59,9 +59,13 @@ def test_promise_that_was_not_kept_is_a_failure(events, failure):
 def test_lines_are_plain_where_there_is_no_terminal(capsys):
     with Progress("a job", REPLICAS) as progress:
         progress.show(version(7, 0.25))
+        progress.show(version(10, 0.25, samplers={"sampler-0": 10}))
         progress.say("[bold] is no markup")
     assert capsys.readouterr().out.splitlines() == [
-        "step 7  reward 0.250  sampler-0 7  sampler-1 7  sync 500.0 ms  speed 2.000 GB/s",
+        "per version: its training step, mean reward of the answers with it, time until every "
+        "sampler had it, and the version that each sampler answered with",
+        "step   7  reward 0.250  sync   500.0 ms  sampler-0 at  7, sampler-1 at  7",
+        "step  10  reward 0.250  sync   500.0 ms  sampler-0 at 10, sampler-1 at  -",
         "[bold] is no markup",
     ]
 
@@ -74,5 +78,5 @@ def test_terminal_gets_a_table(monkeypatch, capsys):
         progress.show(version(7, 0.25))
     table = capsys.readouterr().out
     assert "a job" in table
-    for cell in ["sampler-1", "0.250", "500.0 ms", "2.000 GB/s"]:
+    for cell in ["sampler-1", "0.250", "500.0 ms", "per version"]:
         assert cell in table

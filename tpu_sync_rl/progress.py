@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tpu_sync_rl.report import shown_nbytes
-
+_LEGEND = (
+    "per version: its training step, mean reward of the answers with it, time until every sampler "
+    "had it, and the version that each sampler answered with"
+)
 _ROWS = 12
 _REWARD_STEPS = 5
 
@@ -28,16 +30,18 @@ class Progress:
 
     def show(self, event: dict[str, Any]) -> None:
         """Adds a "version" event."""
-        samplers = event["samplers"]
-        row = [str(event["version"]), f"{event['reward']:.3f}"]
-        row += [str(samplers.get(replica, "-")) for replica in self._replicas]
-        row += [f"{1e3 * event['sync_s']:.1f} ms", f"{shown_nbytes(1e9 * event['gbytes_per_s'])}/s"]
-        self._rows.append(row)
+        step, reward = str(event["version"]), f"{event['reward']:.3f}"
+        sync = f"{1e3 * event['sync_s']:.1f} ms"
+        at = {replica: str(event["samplers"].get(replica, "-")) for replica in self._replicas}
+        self._rows.append([step, reward, sync, *at.values()])
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
-        else:
-            cells = zip(self._header(), row, strict=True)
-            self._console.print("  ".join(f"{name} {cell}" for name, cell in cells), soft_wrap=True)
+            return
+        if len(self._rows) == 1:
+            self.say(_LEGEND)
+        samplers = ", ".join(f"{replica} at {version:>2}" for replica, version in at.items())
+        line = f"step {step:>3}  reward {reward}  sync {sync:>10}  {samplers}"
+        self._console.print(line, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Prints a line, above the table if there is one."""
@@ -53,10 +57,11 @@ class Progress:
             self._live.stop()
 
     def _header(self) -> list[str]:
-        return ["step", "reward", *self._replicas, "sync", "speed"]
+        return ["step", "reward", "sync", *self._replicas]
 
     def _table(self) -> Table:
-        table = Table(title=self._title, caption="" if self._rows else "programs are starting")
+        caption = _LEGEND if self._rows else "programs are starting"
+        table = Table(title=self._title, caption=caption)
         for name in self._header():
             table.add_column(name, justify="right")
         for row in self._rows[-_ROWS:]:
