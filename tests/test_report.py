@@ -68,14 +68,17 @@ def test_bytes_are_shown_in_the_unit_that_fits(nbytes, text):
 
 def test_prints_a_table_without_empty_rows():
     lines = str(REPORT).splitlines()
-    assert lines[0] == "version   3 of incarnation ab12"
+    assert lines[0] == "version      3 of incarnation ab12"
     assert "2.000 MB at 4.000 MB/s" in lines[2]
-    assert "seconds   wire 0.2500, total 0.5000" in lines
-    assert "here      wire 0.2000" in lines
+    assert "program      wire 0.2500 s, total 0.5000 s" in lines
+    assert "this process wire 0.2000 s" in lines
     assert (
-        "rail      lo-lo: 2.000 MB at 8.000 MB/s, made for 1.250 GB/s, MTU 9000 B, "
+        "rail         lo-lo: 2.000 MB at 8.000 MB/s, made for 1.250 GB/s, MTU 9000 B, "
         "3 retries, 2 lost streams"
     ) in lines
-    assert "rail      shm: 0 B at 0 B/s" in lines
+    assert "rail         shm: 0 B at 0 B/s" in lines
     assert any(line.startswith("lost") and line.endswith("c") for line in lines)
-    assert not any(line.startswith("lost") for line in str(OWN).splitlines())
+    alone = str(replace(OWN, wire_nbytes=0, staging="copied")).splitlines()
+    assert not any(line.startswith(("lost", "wire")) for line in alone)
+    assert alone[-1] == "path         staging copied, agent process"
+    assert not any(line.startswith("path") for line in lines)

@@ -179,21 +179,22 @@ class Report:
     def __str__(self) -> str:
         speed = f"{shown_nbytes(1e9 * self.gbytes_per_s)}/s"
         here = {} if self.local is None else self.local.seconds
+        is_default = (self.staging, self.agent) == ("direct", "process")
         rows = [
             ("version", f"{self.version} of incarnation {self.incarnation}"),
             ("params", shown_nbytes(self.nbytes)),
-            ("wire", f"{shown_nbytes(self.wire_nbytes)} at {speed}"),
-            ("seconds", _shown_seconds(self.seconds)),
-            ("here", _shown_seconds(here)),
+            ("wire", f"{shown_nbytes(self.wire_nbytes)} at {speed}" if self.wire_nbytes else ""),
+            ("program", _shown_seconds(self.seconds)),
+            ("this process", _shown_seconds(here)),
             *(("rail", f"{name}: {rail}") for name, rail in self.rails.items()),
             ("replicas", ", ".join(f"{name}: {v}" for name, v in self.replicas.items())),
             ("lost", ", ".join(self.lost)),
             ("refused", "; ".join(f"{name}: {why}" for name, why in self.refused.items())),
-            ("path", f"staging {self.staging}, agent {self.agent}"),
+            ("path", "" if is_default else f"staging {self.staging}, agent {self.agent}"),
         ]
-        return "\n".join(f"{name:<9} {value}" for name, value in rows if value)
+        return "\n".join(f"{name:<12} {value}" for name, value in rows if value)
 
 
 def _shown_seconds(seconds: Mapping[str, float]) -> str:
     ordered = sorted(seconds.items(), key=lambda item: item[0] == "total")
-    return ", ".join(f"{stage} {spent_s:.4f}" for stage, spent_s in ordered)
+    return ", ".join(f"{stage} {spent_s:.4f} s" for stage, spent_s in ordered)
