@@ -283,7 +283,7 @@ def test_coordinator_that_runs_alone_logs_who_comes_and_goes():
         "INFO policy, s[0]: joined",
         "INFO policy, s[0]: left",
         "INFO policy, trainer[0]: joined",
-        "WARNING policy, trainer[0]: lost",
+        "WARNING policy, trainer[0]: its connection ended without a goodbye",
     ]
 
 

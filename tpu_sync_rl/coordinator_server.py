@@ -125,7 +125,7 @@ class CoordinatorServer:
             if goodbye.is_set():
                 log.info("left")
             elif not writer.done():  # else it was told why it has to go
-                log.warning("lost")
+                log.warning("its connection ended without a goodbye")
             reader.cancel()
             writer.cancel()
             job.on_lost(member, time.monotonic())
