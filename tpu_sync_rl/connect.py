@@ -103,6 +103,8 @@ def connect_trainer(
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of each sync: stages, and a track of chunks per stream.
+            A program that is killed leaves it without its last "]": Chrome and Perfetto open it
+            all the same, json.load does not.
             Each program needs its own; process n > 0 of it appends ".n".
         tls: encrypts the control streams with these certificates; the weights do not take them.
         metrics: prometheus_client.CollectorRegistry that gets the session's metrics.
@@ -256,6 +258,8 @@ def connect_sampler(
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         insecure: use NICs beyond loopback without a token.
         trace: file for a Chrome trace of each sync: stages, and a track of chunks per stream.
+            A program that is killed leaves it without its last "]": Chrome and Perfetto open it
+            all the same, json.load does not.
             Each program needs its own; process n > 0 of it appends ".n".
         tls: encrypts the control stream with these certificates; the weights do not take it.
         metrics: prometheus_client.CollectorRegistry that gets the session's metrics.
