@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import tpu_sync_rl as tsr
 from tpu_sync_rl import rails, same_host
+from tpu_sync_rl.coordinator_process import start_coordinator
 
 pytestmark = pytest.mark.end_to_end
 
@@ -397,6 +398,25 @@ def test_sessions_show_their_place_and_version(trainer):
             f"TrainerSession(job='policy', incarnation='{incarnation}', coordinator='{address}', "
             "version=3)"
         )
+
+
+def test_timeout_without_a_coordinator_says_who_gave_no_answer(monkeypatch):
+    monkeypatch.setenv("TSR_TOKEN", "a very secret token")
+    process = start_coordinator(
+        "127.0.0.1", 0, token=b"a very secret token", peer_timeout=10, insecure=False
+    )
+    like = oracle.like(SPECS, SAMPLER)
+    try:
+        sampler = tsr.connect_sampler(coordinator=process.address, replica="s", like=like)
+    finally:
+        process.stop()
+    with sampler, pytest.raises(tsr.SyncTimeoutError) as error:
+        sampler.sync_weights(timeout=0.2)
+    address = process.address
+    assert str(error.value).startswith(
+        f"no version for replica 's' within 0.2 s: no answer from coordinator {address}: "
+    )
+    assert str(error.value).endswith("; it is dialled again; the current version is None")
 
 
 def test_version_that_was_never_announced_may_be_published_again(pool):

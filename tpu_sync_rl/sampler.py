@@ -249,8 +249,9 @@ class SamplerSession:
             self._asked = None
         if decided is None:
             raise SyncTimeoutError(
-                f"no version for replica {self._replica!r} in time: nobody decided the call; "
-                f"{self._client.state}"
+                f"no version for replica {self._replica!r} within {take.timeout_s:g} s: no answer "
+                f"from {self._client.state}; the current version is "
+                f"{None if self._current is None else self._current.version}"
             )
         self._check_last(decided.outcome.held, take.min_version)
         update, error = self._applied(decided)

@@ -265,7 +265,7 @@ class TrainerSession:
         )
         if decided is None:
             raise SyncTimeoutError(
-                f"version {publish.version}: nobody decided this call in time; {self._client.state}"
+                f"version {publish.version}: no answer in time from {self._client.state}"
             )
         if decided.outcome.error:
             raise errors.by_name(decided.outcome.error)(decided.outcome.text)

@@ -18,7 +18,7 @@ from .child import Child, run
 _CONNECT_S = 8.0
 _MOST_PAUSE_S = 0.3
 _NUM_HELD = 2  # updates that the application keeps
-# Calls in a row that nobody decided, after which a process takes it that the others of its program
+# Calls in a row that got no answer, after which a process takes it that the others of its program
 # have gone on without it: they heard that the job has ended, and it did not.
 _NUM_UNDECIDED = 2
 
@@ -78,7 +78,7 @@ def _take(
             update = child.timed("sync", timeout_s, sync)
             num_undecided = 0
         except (tsr.SyncTimeoutError, tsr.PeerLostError) as error:
-            num_undecided = num_undecided + 1 if "nobody decided" in str(error) else 0
+            num_undecided = num_undecided + 1 if "no answer from" in str(error) else 0
             if num_undecided == _NUM_UNDECIDED and jax.process_count() > 1:
                 return
             if (session.current is None) != (not held) or (held and session.current != held[-1][0]):
