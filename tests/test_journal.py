@@ -43,13 +43,25 @@ def log(caplog):
     return take
 
 
-def journal(role="sampler", process_index=0):
-    options = streams.options(b"very-secret", 10.0)
+def journal(role="sampler", process_index=0, token=b"a very secret token"):
+    options = streams.options(token, 10.0)
     return Journal(options, role, "life" if role == "trainer" else "s", process_index)
 
 
 def published(lost=(), refused=None):
     return PublishOutcome(0, Outcome("", "", HELD), {}, {}, list(lost), refused or {})
+
+
+def test_short_token_is_warned_of_once_in_a_program(log):
+    for process_index in range(2):
+        journal(process_index=process_index, token=b"very-secret")
+    ((level, text),) = log()
+    assert level == "WARNING"
+    assert "its token is shorter than 16 bytes" in text
+    assert "very-secret" not in text
+    journal(token=b"")
+    journal(token=b"16 random bytes!")
+    assert log() == []
 
 
 def test_stream_to_the_coordinator_is_spoken_of(log):
@@ -143,7 +155,7 @@ def test_replicas_that_are_lost_or_refused_are_named_once_and_by_one_process(log
 
 def test_sessions_log_their_life_and_never_the_token(log):
     params = {"w": jnp.arange(4.0)}
-    options = {"token": "very-secret", "timeout": 60}
+    options = {"token": "a very secret token", "timeout": 60}
     with (
         tsr.connect_trainer(**options) as trainer,
         tsr.connect_sampler(
@@ -157,4 +169,4 @@ def test_sessions_log_their_life_and_never_the_token(log):
     for said in ("trainer[0]: joined", "s[0]: joined", "version 1: prepared", "version 1: taken"):
         assert said in text
     assert not [message for level, message in records if level == "WARNING"]
-    assert "very-secret" not in text
+    assert "very secret" not in text

@@ -24,6 +24,8 @@ from tpu_sync_rl.process_stats import ProcessStats
 from tpu_sync_rl.report import Report, shown_nbytes
 from tpu_sync_rl.session_log import SessionLog
 
+_LEAST_TOKEN_NBYTES = 16  # as many random bits as HMAC-SHA256 needs to be out of reach
+
 
 class Journal:
     """Reads along what a process and the coordinator say to each other.
@@ -44,6 +46,11 @@ class Journal:
         self._failure: FetchFailed | None = None  # the last one
         self._refused: dict[str, str] = {}
         self._has_joined = False
+        if self._is_first and 0 < len(options.token) < _LEAST_TOKEN_NBYTES:
+            self._log.warning(
+                f"its token is shorter than {_LEAST_TOKEN_NBYTES} bytes, and may be guessed: "
+                "take a longer one, such as of openssl rand -hex 32"
+            )
 
     def on_joined(self, address: str) -> None:
         """The coordinator has taken this process in, for the first time or again."""
