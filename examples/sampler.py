@@ -6,7 +6,7 @@
 It may be started before the trainer or while that runs, as often as you like under other names.
 """
 
-import sys
+import argparse
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def answer(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return params["slope"] * x + params["offset"]
 
 
-def main(coordinator: str = "127.0.0.1:8476", replica: str = "sampler-0") -> None:
+def main(coordinator: str, replica: str) -> None:
     """Answers one question with every version that it gets, until the trainer has ended the job."""
     # The params as this program wants them: on its own devices, in its own shardings.
     sharding = NamedSharding(Mesh(jax.devices(), ("tp",)), P())
@@ -36,4 +36,7 @@ def main(coordinator: str = "127.0.0.1:8476", replica: str = "sampler-0") -> Non
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description="A sampler of the smallest job.")
+    parser.add_argument("coordinator", nargs="?", default="127.0.0.1:8476", help="host:port")
+    parser.add_argument("replica", nargs="?", default="sampler-0", help="unique within the job")
+    main(**vars(parser.parse_args()))

@@ -6,7 +6,7 @@
 It fits a straight line to points, and publishes the params after each step.
 """
 
-import sys
+import argparse
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def train_step(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> dict
     return {"slope": slope - 0.5 * grad["slope"], "offset": offset - 0.5 * grad["offset"]}
 
 
-def main(coordinator: str = "127.0.0.1:8476") -> None:
+def main(coordinator: str) -> None:
     """Trains with one sampler that follows, and ends the job when the sampler has the last step."""
     x = jnp.linspace(-1.0, 1.0, 100)
     y = 3.0 * x + 2.0
@@ -48,4 +48,6 @@ def main(coordinator: str = "127.0.0.1:8476") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description="The trainer of the smallest job.")
+    parser.add_argument("coordinator", nargs="?", default="127.0.0.1:8476", help="host:port")
+    main(**vars(parser.parse_args()))

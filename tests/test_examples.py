@@ -47,6 +47,16 @@ def test_sampler_follows_trainer_to_its_last_version(tmp_path):
     assert taken.splitlines()[-1].startswith("version 19: f(1) = 4.999")
 
 
+@pytest.mark.parametrize("name", ["trainer", "sampler"])
+def test_help_is_a_usage_line(name):
+    done = subprocess.run(
+        command(name, False, "--help"), env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    assert "[coordinator]" in done.stdout.splitlines()[0]
+
+
 @pytest.mark.parametrize("name", ["one_client", "trainer", "sampler"])
 def test_example_fits_on_a_page(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
