@@ -85,7 +85,9 @@ def test_run_proves_every_version_on_every_sampler(folder, first_run):
     lines = first_run.stdout.splitlines()
     assert lines[0] == "starting 2 trainer processes, 2 sampler replicas on CPU devices"
     assert lines[1].startswith("coordinator at 127.0.0.1:")
-    assert lines[2].startswith("step 0  reward 0.")
+    assert lines[2].startswith("per version: its training step")
+    assert lines[3].startswith("step   0  reward 0.")
+    assert lines[3].endswith("  sampler-0 at  0, sampler-1 at  0")
     assert lines[-1].startswith("3 versions, each proved bit-equal on 2 samplers")
 
 
@@ -102,7 +104,8 @@ def test_resumed_run_goes_on_from_the_checkpoint_on_another_mesh(folder, first_r
         "--json=resumed.json",
     )
     assert resumed.returncode == 0, resumed.stderr
-    assert "\ntrainer-0 goes on from the checkpoint of 2\nstep 2  " in resumed.stdout
+    _, then = resumed.stdout.split("\ntrainer-0 goes on from the checkpoint of 2\n")
+    assert "\nstep   2  " in then
     before, after = (json.loads((folder / f"{n}.json").read_text()) for n in ("run", "resumed"))
     assert after["versions"] == 2
     assert after["rewards"][:2] == before["rewards"][:2]
@@ -216,7 +219,7 @@ def test_ctrl_c_ends_the_job(folder):
     with subprocess.Popen(
         [*PREFIX, *small], cwd=folder, env=environment(), text=True, **pipes
     ) as launcher:
-        assert any(line.startswith("step 0") for line in launcher.stdout)
+        assert any(line.startswith("step   0") for line in launcher.stdout)
         launcher.send_signal(signal.SIGINT)
         with ended(launcher):
             _, errors = launcher.communicate(timeout=10)
