@@ -206,9 +206,9 @@ class Run:
             names = [x for x in SAMPLERS if self._num_processes[x] <= most_processes]
             return [x for x in names if not self.checker.has_since(self._lives[x], up)]
 
-        # One of several processes may first have to find out that they are out of step.
+        # Several processes may first have to find out that they are out of step, and start again.
         in_time = self._wait(_TAKEN_S, lambda: not behind(1))
-        if not in_time or not self._wait(_TAKEN_S, lambda: not behind(2)):
+        if not in_time or not self._wait(_UP_S, lambda: not behind(2)):
             late = [*behind(2), "trainer"]
             text = "\n".join(self.checker.describe(self._lives[name]) for name in late)
             self.checker.violate(None, f"{late[:-1]} got nothing new in time:\n{text}")
