@@ -21,7 +21,7 @@ from .place import make_place
 
 _CALM_EVERY = 10  # faults
 _UP_S = 60.0  # until all programs are up again, which is mostly the import of JAX
-_TAKEN_S = 10.0  # until all replicas have a version that was published after that
+_TAKEN_S = 20.0  # until all replicas have what was published after that, on a loaded machine
 _FLEET_S = 2.0  # for which a fleet is watched
 _QUIET_S = 15.0  # until a trainer has ended its call
 _ZOMBIE_S = 12.0  # until a program whose place was taken has noticed
