@@ -16,6 +16,32 @@ std::string Encoded(const Frame& frame) {
   return std::string(bytes, bytes + kFrameNbytes);
 }
 
+// A stream whose turns a test takes, instead of its worker's loop.
+struct StreamByHand {
+  StreamByHand(const ShardDirectory* directory, PublishedVersions* versions)
+      : worker{.directory = directory,
+               .versions = versions,
+               .tables = &tables,
+               .max_chunk_nbytes = 1 << 20,
+               .peer_timeout = std::chrono::seconds(20),
+               .blocks = {},
+               .loop = nullptr} {
+    EXPECT_OK(EventLoop::Start(std::chrono::seconds(20), &worker.loop));
+    auto [ours, theirs] = ConnectedPair();
+    EXPECT_OK(SetNonBlocking(ours.get()));
+    peer = std::make_unique<RawPeer>(std::move(theirs));
+    auto pipe = std::make_unique<SocketPipe>(ours.get(), &stats);
+    stream = std::make_unique<SourceStream>(std::move(ours), std::move(pipe), 7, "rail", &stats,
+                                            nullptr, &worker);
+  }
+
+  SinkTables tables;
+  RailStats stats;
+  SourceWorker worker;
+  std::unique_ptr<RawPeer> peer;
+  std::unique_ptr<SourceStream> stream;
+};
+
 class SourceStreamTest : public ::testing::Test {
  protected:
   void Start(double peer_timeout_s = kTestTimeoutS) {
@@ -75,20 +101,9 @@ TEST_F(SourceStreamTest, FloodOfRequestsIsMetTurnByTurn) {
   // The worker's other streams wait for the end of a turn, as does whoever withdraws a version.
   const ShardDirectory& directory = transfer_.sources[0]->directory;
   PublishedVersions versions(&directory);
-  SinkTables tables;
-  RailStats stats;
-  SourceWorker worker{.directory = &directory,
-                      .versions = &versions,
-                      .tables = &tables,
-                      .max_chunk_nbytes = 1 << 20,
-                      .peer_timeout = std::chrono::seconds(20),
-                      .blocks = {},
-                      .loop = nullptr};
-  ASSERT_OK(EventLoop::Start(std::chrono::seconds(20), &worker.loop));
-  auto [ours, theirs] = ConnectedPair();
-  const RawPeer peer(std::move(theirs));
-  auto pipe = std::make_unique<SocketPipe>(ours.get(), &stats);
-  SourceStream stream(std::move(ours), std::move(pipe), 7, "rail", &stats, nullptr, &worker);
+  StreamByHand by_hand(&directory, &versions);
+  const RawPeer& peer = *by_hand.peer;
+  SourceStream& stream = *by_hand.stream;
   std::string flood;
   for (int i = 0; i < 1000; ++i) flood += Encoded({FrameKind::kDone, id_, 1, 0});
   peer.Write(flood + std::string(kFrameNbytes, 'x'));  // what is no frame ends it
@@ -104,21 +119,9 @@ TEST_F(SourceStreamTest, MemoryThatChangesBeforeItIsSentDoesNotMatchItsChecksum)
   const uint32_t id = Crc32c(0, table.data(), table.size());
   PublishedVersions versions(&source.directory);
   ASSERT_OK(versions.Publish(1, source.addresses, source.strides));
-  SinkTables tables;
-  RailStats stats;
-  SourceWorker worker{.directory = &source.directory,
-                      .versions = &versions,
-                      .tables = &tables,
-                      .max_chunk_nbytes = 1 << 20,
-                      .peer_timeout = std::chrono::seconds(20),
-                      .blocks = {},
-                      .loop = nullptr};
-  ASSERT_OK(EventLoop::Start(std::chrono::seconds(20), &worker.loop));
-  auto [ours, theirs] = ConnectedPair();
-  ASSERT_OK(SetNonBlocking(ours.get()));
-  const RawPeer peer(std::move(theirs));
-  auto pipe = std::make_unique<SocketPipe>(ours.get(), &stats);
-  SourceStream stream(std::move(ours), std::move(pipe), 7, "rail", &stats, nullptr, &worker);
+  StreamByHand by_hand(&source.directory, &versions);
+  const RawPeer& peer = *by_hand.peer;
+  SourceStream& stream = *by_hand.stream;
   peer.Write(Encoded({.kind = FrameKind::kTable, .table = id, .nbytes = table.size()}) + table);
   stream.OnReady(EPOLLIN);
   EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kTableOk);
