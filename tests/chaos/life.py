@@ -144,6 +144,11 @@ class Life:
         self.processes[process].wait(20)
         return self.log(process, 12_000)
 
+    def ended_by_jax(self, process: int) -> bool:
+        """Whether JAX ended a process, as it does once the first one of its program has gone."""
+        text = self._log_path(process).read_text(errors="replace")
+        return "JAX distributed service detected fatal errors" in text
+
     def log(self, process: int, most: int = 3000) -> str:
         """The end of what a process printed."""
         return self._log_path(process).read_text(errors="replace")[-most:]
