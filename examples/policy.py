@@ -1,6 +1,7 @@
 """The policy: a small decoder-only transformer, how it is sharded, and sampling from it."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -75,9 +76,10 @@ def abstract_policy() -> tuple[Any, Any]:
     return nnx.split(nnx.eval_shape(lambda: Policy(nnx.Rngs(0))), nnx.Param)
 
 
-def make_mesh(axis: str) -> Mesh:
-    """A mesh with one axis over all devices of this program."""
-    return jax.make_mesh((jax.device_count(),), (axis,), axis_types=(AxisType.Auto,))
+def make_mesh(axis: str, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh with one axis over `devices`; None takes all of this program."""
+    devices = jax.devices() if devices is None else devices
+    return jax.make_mesh((len(devices),), (axis,), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def fsdp_shardings(mesh: Mesh, tree: Any) -> Any:

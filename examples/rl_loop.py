@@ -10,13 +10,14 @@ import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import tpu_sync_rl as tsr
 from tpu_sync_rl.examples.checkpoints import Checkpoints, TrainingState
@@ -39,6 +40,8 @@ SAMPLER_DTYPE = jnp.bfloat16
 
 # Takes what happened, as plain JSON types: {"event": "version", "version": 3, "reward": 0.2, …}.
 Emit = Callable[[dict[str, Any]], None]
+# Prompts, answers and the log-probabilities of these: `[batch, LENGTH]`.
+Answers = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,7 @@ def run_trainer(config: TrainerConfig, emit: Emit) -> None:
             batch, reward = _publish(state, session, server, config, emit)
             if state.version >= config.steps:
                 return
-            params, opt_state = train_step(state.params, state.opt_state, _place(batch, mesh))
+            params, opt_state = train_step(state.params, state.opt_state, place_batch(batch, mesh))
             state = TrainingState(state.version + 1, params, opt_state, [*state.rewards, reward])
             if checkpoints is not None and state.version % config.checkpoint_every == 0:
                 checkpoints.save(state)
@@ -137,20 +140,9 @@ def run_sampler(config: SamplerConfig, emit: Emit) -> None:
     """
     token = resolve_token(None)
     replica = config.connect["replica"]
-    mesh = make_mesh("tp")
     graphdef, params_shape = abstract_policy()
-    like = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, SAMPLER_DTYPE, sharding=sharding),
-        params_shape,
-        tensor_parallel_shardings(mesh, params_shape),
-    )
-
-    def answer(params: Any, version: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        seed = zlib.crc32(f"{replica}/{version}".encode())
-        prompts = sample_prompts(np.random.default_rng(seed), PROMPTS_PER_REPLICA)
-        prompts = np.repeat(prompts, GROUP, axis=0)
-        answers, logprobs = sample_answers(graphdef, params, prompts, np.uint32(seed))
-        return prompts, np.asarray(answers), np.asarray(logprobs)
+    like = sampler_params(params_shape, make_mesh("tp"))
+    answer = partial(answer_prompts, graphdef, replica)
 
     if config.from_checkpoint is not None:
         version, params = Checkpoints(config.from_checkpoint).load_params(like)
@@ -176,6 +168,54 @@ def run_sampler(config: SamplerConfig, emit: Emit) -> None:
                 submit_rollouts(config.rollouts, token, rollouts, config.timeout_s)
 
 
+def init_training(seed: int, shardings: Any) -> tuple[Any, Any]:
+    """New params and the optimizer's state for them, in `shardings`."""
+
+    def init() -> tuple[Any, Any]:
+        params = init_params(seed)
+        return params, optimizer.init(params)
+
+    params, opt_state = jax.jit(init, out_shardings=shardings)()
+    return params, opt_state
+
+
+def sampler_params(params_shape: Any, mesh: Mesh) -> Any:
+    """The params as a sampler wants them, as ShapeDtypeStructs."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, SAMPLER_DTYPE, sharding=sharding),
+        params_shape,
+        tensor_parallel_shardings(mesh, params_shape),
+    )
+
+
+def answer_prompts(graphdef: Any, replica: str, params: Any, version: int) -> Answers:
+    """Draws the prompts of a replica for a version, and answers each of them `GROUP` times."""
+    seed = zlib.crc32(f"{replica}/{version}".encode())
+    prompts = sample_prompts(np.random.default_rng(seed), PROMPTS_PER_REPLICA)
+    prompts = np.repeat(prompts, GROUP, axis=0)
+    answers, logprobs = sample_answers(graphdef, params, prompts, np.uint32(seed))
+    return prompts, np.asarray(answers), np.asarray(logprobs)
+
+
+def score_answers(answered: Answers) -> tuple[Batch, float]:
+    """What a trainer learns from answers, and their mean reward."""
+    prompts, answers, logprobs = answered
+    score = rewards(prompts, answers)
+    return Batch(prompts, answers, logprobs, group_advantages(score)), float(score.mean())
+
+
+@jax.jit
+def to_sampler_dtype(params: Any) -> Any:
+    """The cast that sync does too, done by JAX."""
+    return jax.tree.map(lambda leaf: leaf.astype(SAMPLER_DTYPE), params)
+
+
+def place_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """Splits the rows of `batch` over the devices of all processes."""
+    sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
+    return Batch(*(jax.device_put(array, sharding) for array in batch))
+
+
 def _first_state(
     config: TrainerConfig, checkpoints: Checkpoints | None, shapes: Any, shardings: Any
 ) -> TrainingState:
@@ -195,12 +235,7 @@ def _first_state(
             "take another folder"
         )
 
-    def fresh() -> tuple[Any, Any]:
-        params = init_params(config.seed)
-        return params, optimizer.init(params)
-
-    params, opt_state = jax.jit(fresh, out_shardings=shardings)()
-    return TrainingState(0, params, opt_state, [])
+    return TrainingState(0, *init_training(config.seed, shardings), [])
 
 
 def _publish(
@@ -215,7 +250,7 @@ def _publish(
     began = time.perf_counter()
     report = tsr.sync_weights(state.params, to=session, version=state.version, wait="committed")
     sync_s = time.perf_counter() - began
-    digests = digest_params(_to_sampler_dtype(state.params))
+    digests = digest_params(to_sampler_dtype(state.params))
 
     replies: list[Rollouts] = []
     if server is not None:
@@ -242,12 +277,6 @@ def _publish(
     return batch, reward
 
 
-@jax.jit
-def _to_sampler_dtype(params: Any) -> Any:
-    """The cast that sync does too, done by JAX."""
-    return jax.tree.map(lambda leaf: leaf.astype(SAMPLER_DTYPE), params)
-
-
 def _share_batch(replies: list[Rollouts], num_replicas: int) -> tuple[Batch, float]:
     """The batch that process 0 got as `replies`, and its mean reward, in every process."""
     rows = num_replicas * PROMPTS_PER_REPLICA * GROUP
@@ -259,14 +288,7 @@ def _share_batch(replies: list[Rollouts], num_replicas: int) -> tuple[Batch, flo
         received = digits, digits, np.zeros((rows, LENGTH), np.float32)
     shared = multihost_utils.broadcast_one_to_all(received)
     prompts, answers, logprobs = (np.asarray(array) for array in shared)
-    score = rewards(prompts, answers)
-    return Batch(prompts, answers, logprobs, group_advantages(score)), float(score.mean())
-
-
-def _place(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
-    """Splits the rows of `batch` over the devices of all processes."""
-    sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
-    return Batch(*(jax.device_put(array, sharding) for array in batch))
+    return score_answers((prompts, answers, logprobs))
 
 
 def _differing(digests: dict[str, int], replies: list[Rollouts]) -> list[str]:

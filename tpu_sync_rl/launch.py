@@ -4,6 +4,7 @@
     python -m tpu_sync_rl.launch --config=configs/local.toml         # the same, with a file's flags
     python -m tpu_sync_rl.launch --role=trainer --coordinator=10.0.0.2:8476      # on a cluster
     python -m tpu_sync_rl.launch --role=sampler --coordinator=10.0.0.2:8476 --replica=sampler-0
+    python -m tpu_sync_rl.launch --role=controller                   # all of it in one JAX client
 
 On this machine it exits with 0 only if every version was proved bit-equal on every sampler, all
 samplers ended on the last one, and the reward rose. A role prints its events to stdout, each a line
@@ -30,7 +31,11 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_string("config", None, "TOML file with values for these flags; flags given here win.")
 flags.DEFINE_enum(
-    "role", None, ["trainer", "sampler"], "Be one process of this role; default: run all, here."
+    "role",
+    None,
+    ["trainer", "sampler", "controller"],
+    "Be one process of this role, or the one JAX client of all of it, as under Pathways; default: "
+    "run all, here.",
 )
 flags.DEFINE_integer("steps", 24, "Training steps in all; a resumed run goes on up to this.", 1)
 flags.DEFINE_integer("seed", 0, "Seed of the first params.")
@@ -114,6 +119,11 @@ def _run(argv: list[str]) -> int:
         apply_config(Path(FLAGS.config), FLAGS)
     if (FLAGS.resume or FLAGS.from_checkpoint) and FLAGS.checkpoint_dir is None:
         raise app.UsageError("--resume and --from_checkpoint need --checkpoint_dir")
+    if FLAGS.role == "controller":
+        if FLAGS.checkpoint_dir is not None:
+            raise app.UsageError("--role=controller keeps no checkpoints: leave --checkpoint_dir")
+        _run_controller()
+        return 0
     if FLAGS.role is not None:
         if not FLAGS.coordinator:
             raise app.UsageError("--role needs --coordinator=host:port")
@@ -230,6 +240,25 @@ def _run_role(role: str, index: int, count: int) -> None:
             ),
             _print_event,
         )
+
+
+def _run_controller() -> None:
+    """Is the one JAX client that sees all devices; under Pathways, the controller."""
+    if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
+        try:
+            import pathwaysutils
+        except ModuleNotFoundError as error:
+            raise app.UsageError("JAX_PLATFORMS=proxy needs pip install pathwaysutils") from error
+        pathwaysutils.initialize()
+    from tpu_sync_rl.examples.single_controller import ControllerConfig, run_controller
+
+    config = ControllerConfig(
+        num_replicas=FLAGS.sampler_replicas, steps=FLAGS.steps, seed=FLAGS.seed
+    )
+    try:
+        run_controller(config, _print_event)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
 
 
 def _print_event(event: dict[str, Any]) -> None:
