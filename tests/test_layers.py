@@ -25,7 +25,7 @@ FLOORS = (
     ),
     ("session_log", "software"),
     # pure: leaves, boxes, plans
-    ("tree", "process_stats"),
+    ("tree", "process_stats", "program"),
     ("manifest",),
     ("shard_table",),
     ("plan",),
@@ -48,7 +48,7 @@ FLOORS = (
     ("coordinator_server", "journal", "channel"),
     ("coordinator", "client"),
     # roles
-    ("calls", "program", "dialler"),
+    ("calls", "dialler"),
     ("publications", "sync_handle"),
     ("pins", "receiver"),
     ("source",),

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from tpu_sync_rl.manifest import BoxLayout, Manifest
+from tpu_sync_rl.program import Program
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
 from tpu_sync_rl.tree import flatten
 
@@ -54,7 +55,7 @@ class LocalShards:
         devices: dict[int, tuple[jax.Device, ...]] = {}
         for (boxes, _, _), of_device in zip(per_leaf, table.device_boxes, strict=True):
             if id(of_device) not in devices:
-                devices[id(of_device)] = _first_devices(of_device, boxes, process)
+                devices[id(of_device)] = _first_devices(of_device, boxes, process, table.program)
         return cls(
             leaf=leaf,
             box=_joined([boxes for boxes, _, _ in per_leaf], np.uint32),
@@ -102,11 +103,11 @@ def _held_boxes(
 
 
 def _first_devices(
-    of_device: Mapping[jax.Device, int], boxes: np.ndarray, process: int
+    of_device: Mapping[jax.Device, int], boxes: np.ndarray, process: int, program: Program
 ) -> tuple[jax.Device, ...]:
     first: dict[int, jax.Device] = {}
     for device, box in of_device.items():
-        if device.process_index == process:
+        if program.holder(device) == process:
             first.setdefault(box, device)
     return tuple(first[box] for box in boxes.tolist())
 
@@ -289,7 +290,8 @@ class AliasResolver:
     addresses. Not thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program | None = None) -> None:
+        self._program = program or Program.here()
         self._known: tuple[Any, ...] = ()  # treedef and signature of the leaves last seen
         self._table: ShardTable
         self._shards: LocalShards
@@ -305,8 +307,8 @@ class AliasResolver:
         known = (treedef, signature(leaves))
         if known != self._known:
             keys, leaves, _ = flatten(params)
-            self._table = shard_table(keys, leaves, wanted=False)
-            self._shards = LocalShards.of(self._table, jax.process_index())
+            self._table = shard_table(keys, leaves, wanted=False, program=self._program)
+            self._shards = LocalShards.of(self._table, self._program.index)
             self._known = known
         aliases = Aliases(self._table.manifest, self._shards)
         aliases.pin(computed(self._table, leaves))

@@ -1,6 +1,7 @@
 """The calls of a session, numbered alike in all its processes, and what the coordinator decided."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -98,16 +99,16 @@ class Calls(Generic[T]):
         Blocks until `deadline` (of time.monotonic()), then calls `past_deadline`, which asks for a
         decision, and blocks for `GRACE_S` more. Raises what `end` said.
         """
-        done = self._wait_until_over(call, seconds_left(deadline))
-        if not done and past_deadline is not None:
+        if not self.is_over_by(call, deadline) and past_deadline is not None:
             past_deadline()
-            self._wait_until_over(call, GRACE_S)
+            self.is_over_by(call, time.monotonic() + GRACE_S)
         with self._changed:
             outcome = call.outcome
         if outcome is None:
             self.raise_if_ended(call.number)
         return outcome
 
-    def _wait_until_over(self, call: Call[T], timeout_s: float) -> bool:
+    def is_over_by(self, call: Call[T], deadline: float) -> bool:
+        """Waits for `call` until `deadline` (of time.monotonic()); whether it is over."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.is_over(call), timeout_s)
+            return self._changed.wait_for(lambda: self.is_over(call), seconds_left(deadline))

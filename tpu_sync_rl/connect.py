@@ -24,7 +24,7 @@ from tpu_sync_rl.options import (
     checked_seconds,
     split_address,
 )
-from tpu_sync_rl.program import share
+from tpu_sync_rl.program import Program, share
 from tpu_sync_rl.sampler import SamplerSession
 from tpu_sync_rl.tls import TLS
 from tpu_sync_rl.trainer import TrainerSession
@@ -146,6 +146,7 @@ def connect_trainer(
     try:
         return TrainerSession(
             options,
+            Program.here(),
             incarnation=share(secrets.token_hex(8)),
             min_replicas=min_replicas,
             straggler_timeout_s=straggler_timeout_s,
@@ -292,6 +293,7 @@ def connect_sampler(
     _check_nics(options)
     return SamplerSession(
         options,
+        Program.here(),
         coordinator=coordinator,
         replica=replica,
         life=share(secrets.token_hex(8)),

@@ -91,7 +91,7 @@ def _array_to_make(
         shape=tuple(like.shape),
         dtype=like.dtype,
         stored=np.dtype(np.uint32 if is_key else like.dtype),
-        key_impl=_key_impl(like.dtype) if is_key else None,
+        key_impl=key_impl(like.dtype) if is_key else None,
         sharding=like.sharding if is_plain else Format(layout, like.sharding),
         device=None if committed else next(iter(like.sharding.device_set)),
         first_shard=first_shard,
@@ -100,7 +100,8 @@ def _array_to_make(
 
 
 @lru_cache
-def _key_impl(dtype: Any) -> Any:
+def key_impl(dtype: Any) -> Any:
+    """What `jax.random.wrap_key_data` takes to make PRNG keys of `dtype`."""
     found: list[Any] = []
     jax.eval_shape(
         lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype)

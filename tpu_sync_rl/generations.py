@@ -144,7 +144,7 @@ class GenerationPool:
             nodes: NUMA nodes that their memory is to be on, in turns; any where there is none.
         """
         self._nodes = nodes
-        self.layout = GenerationLayout.of(table, leaves, process=jax.process_index())
+        self.layout = GenerationLayout.of(table, leaves, process=table.program.index)
         self._max_generations = max_generations
         self._num_generations = 0
         # Filled from destructors, which may run anywhere: SimpleQueue is made for that.

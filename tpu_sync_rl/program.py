@@ -1,6 +1,8 @@
-"""What the processes of one JAX program tell each other when they connect."""
+"""The processes that take part in a sync together, and what they tell each other to begin with."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -8,6 +10,38 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 _MOST_NBYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The processes of a trainer or of a replica, and which of them this one is.
+
+    Attributes:
+        index: of this process.
+        count: of all.
+        processes: per device the index of the process whose memory its shards are in. None: as JAX
+            says. Where one controller drives agents on several hosts, JAX does not know.
+        agent: where the data path runs: "process", in the program itself, or "colocated".
+    """
+
+    index: int
+    count: int
+    processes: Mapping[jax.Device, int] | None = None
+    agent: str = "process"
+
+    @classmethod
+    def here(cls) -> "Program":
+        """This JAX program and process."""
+        return cls(jax.process_index(), jax.process_count())
+
+    @property
+    def has_one_controller(self) -> bool:
+        """Whether one Python process makes all arrays, so that each has one global value."""
+        return self.processes is not None
+
+    def holder(self, device: jax.Device) -> int:
+        """The process that the shards of `device` are in."""
+        return device.process_index if self.processes is None else self.processes[device]
 
 
 def share(value: Any) -> Any:

@@ -43,6 +43,7 @@ from tpu_sync_rl.options import (
     split_address,
 )
 from tpu_sync_rl.process_stats import ProcessStats, combined
+from tpu_sync_rl.program import Program
 from tpu_sync_rl.receiver import Receiver
 from tpu_sync_rl.report import Report
 from tpu_sync_rl.shard_table import shard_table
@@ -80,6 +81,7 @@ class SamplerSession:
     def __init__(
         self,
         options: Options,
+        program: Program,
         *,
         coordinator: str,
         replica: str,
@@ -92,9 +94,10 @@ class SamplerSession:
     ) -> None:
         """Joins the job: blocks, to the `deadline` at most. On an error nothing stays behind."""
         keys, leaves, self._treedef = flatten(like)
-        table = shard_table(keys, leaves, wanted=True)
+        table = shard_table(keys, leaves, wanted=True, program=program)
         self._order = table.order
         self._options = options
+        self._program = program
         self._coordinator = coordinator
         self._replica = replica
         self._life = life
@@ -114,18 +117,18 @@ class SamplerSession:
             options,
             role="sampler",
             name=replica,
-            process_index=jax.process_index(),
+            process_index=program.index,
             join=self._join,
             on_message=self._on_message,
             on_refused=self._calls.end,
         )
         self._trace = Trace(
-            options.trace, name=f"{replica} of {options.job}", process=jax.process_index()
+            options.trace, name=f"{replica} of {options.job}", process=program.index
         )
         self._receiver = Receiver(
             options,
             table.manifest,
-            process=jax.process_index(),
+            process=program.index,
             pool=self._pool,
             rename=rename,
             cast=cast,
@@ -243,7 +246,7 @@ class SamplerSession:
         try:
             # The coordinator times this call by process 0's clock; another process's deadline
             # ends its own wait alone, and the call keeps its number.
-            own = deadline + (GRACE_S if jax.process_index() == 0 else 0.0)
+            own = deadline + (GRACE_S if self._program.index == 0 else 0.0)
             decided = self._calls.wait(call, own)
         finally:
             self._asked = None
@@ -302,6 +305,7 @@ class SamplerSession:
             seconds=stats.seconds,
             rails=stats.rails,
             replicas={self._replica: held.version},
+            agent=self._program.agent,
             local=local,
         )
 
@@ -311,7 +315,7 @@ class SamplerSession:
         current = self._current
         return JoinSampler(
             life=self._life,
-            process_count=jax.process_count(),
+            process_count=self._program.count,
             sink=self._receiver.sink,
             prepared=self._receiver.prepared,
             promise=self._receiver.promise,

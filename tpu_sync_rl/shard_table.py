@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest
+from tpu_sync_rl.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,16 @@ class ShardTable:
     manifest: Manifest
     device_boxes: tuple[Mapping[jax.Device, int], ...]  # per leaf, in the manifest's order
     order: tuple[int, ...]  # per leaf of the manifest its position among the leaves given
+    program: Program  # whose processes hold the boxes
 
 
 def shard_table(
-    keys: Sequence[str], leaves: Sequence[Any], *, wanted: bool, one_client: bool = False
+    keys: Sequence[str],
+    leaves: Sequence[Any],
+    *,
+    wanted: bool,
+    one_client: bool = False,
+    program: Program | None = None,
 ) -> ShardTable:
     """Describes `leaves`, jax.Arrays or ShapeDtypeStructs with a sharding.
 
@@ -38,13 +45,16 @@ def shard_table(
         wanted: whether arrays like these are to be made, which takes a dtype that JAX can make.
         one_client: whether the table is this process's own affair: it has this process's shards
             alone, and leaves that each process holds for itself are well-defined.
+        program: whose processes hold the shards; None for this JAX program.
 
     Raises:
         TypeError: a leaf is no array, or is weakly typed where arrays are to be made.
         ValueError: a leaf has no sharding, or one that can't be synced; the message has its key.
     """
+    program = program or Program.here()
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    rows = [_Row.of(keys[i], leaves[i], wanted, one_client) for i in order]
+    may_be_local = one_client or program.count == 1 or program.has_one_controller
+    rows = [_Row.of(keys[i], leaves[i], wanted, may_be_local) for i in order]
     layouts: dict[tuple[Any, ...], int] = {}
     distinct: list[BoxLayout] = []
     # Few shardings serve many leaves: each (shape, sharding) is laid out once, and two that come
@@ -55,15 +65,15 @@ def shard_table(
     for row in rows:
         known = laid_out.get(row.layout_key)
         if known is None:
-            layout, boxes = _lay_out(row, one_client)
+            layout, boxes = _lay_out(row, one_client, program)
             index = layouts.setdefault(layout.identity(), len(distinct))
             if index == len(distinct):
                 distinct.append(layout)
             known = laid_out[row.layout_key] = (index, boxes)
         manifest_leaves.append(Leaf(row.key, row.dtype, row.itemsize, row.shape, known[0]))
         device_boxes.append(known[1])
-    manifest = Manifest(tuple(manifest_leaves), tuple(distinct), jax.process_count())
-    return ShardTable(manifest, tuple(device_boxes), tuple(order))
+    manifest = Manifest(tuple(manifest_leaves), tuple(distinct), program.count)
+    return ShardTable(manifest, tuple(device_boxes), tuple(order), program)
 
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -93,7 +103,7 @@ class _Row:
         return (self.shape, self.extra, self.sharding)
 
     @classmethod
-    def of(cls, key: str, leaf: Any, wanted: bool, one_client: bool) -> "_Row":
+    def of(cls, key: str, leaf: Any, wanted: bool, may_be_local: bool) -> "_Row":
         if isinstance(leaf, jax.core.Tracer):
             raise TypeError(f"leaf {key!r} is traced; weights can't be synced under jit or grad")
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
@@ -108,7 +118,7 @@ class _Row:
                 "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(…)))"
             )
         is_local = isinstance(sharding, jax.sharding.SingleDeviceSharding)
-        if is_local and jax.process_count() > 1 and not one_client:
+        if is_local and not may_be_local:
             raise ValueError(
                 f"leaf {key!r} is held by each process for itself ({sharding}), so it has no one "
                 "global value; make it global: jax.device_put(x, NamedSharding(mesh, P()))"
@@ -136,7 +146,9 @@ def _bare(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
-def _lay_out(row: _Row, one_client: bool) -> tuple[BoxLayout, Mapping[jax.Device, int]]:
+def _lay_out(
+    row: _Row, one_client: bool, program: Program
+) -> tuple[BoxLayout, Mapping[jax.Device, int]]:
     try:
         row.sharding.shard_shape(row.shape)
         indices = row.sharding.devices_indices_map(row.shape)
@@ -145,14 +157,14 @@ def _lay_out(row: _Row, one_client: bool) -> tuple[BoxLayout, Mapping[jax.Device
     shape = row.shape + row.extra
     devices: list[Any] = list(indices)
     if one_client:
-        devices = [device for device in devices if device.process_index == jax.process_index()]
+        devices = [device for device in devices if program.holder(device) == program.index]
     every = np.zeros((len(devices), len(shape), 2), np.int64)  # shape=[devices, rank, 2]
     every[:, :, 1] = shape
     for i, device in enumerate(devices):
         for dim, part in enumerate(indices[device] or ()):
             every[i, dim] = part.indices(shape[dim])[:2]
     boxes, of_device = _distinct(every)
-    processes = np.array([device.process_index for device in devices], np.uint32)
+    processes = np.array([program.holder(device) for device in devices], np.uint32)
     held = np.unique(np.stack([of_device.astype(np.uint32), processes], axis=1), axis=0)
     counts = np.bincount(held[:, 0], minlength=len(boxes))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.uint32)

@@ -10,6 +10,7 @@ from tpu_sync_rl.manifest import Manifest, changes
 from tpu_sync_rl.messages import Pins, PinsKept
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.pins import PinnedVersions, wait_until_computed
+from tpu_sync_rl.program import Program
 from tpu_sync_rl.rails import Connection
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Exporter, Traffic
@@ -25,14 +26,20 @@ class Source:
         nbytes: of this process's shards.
     """
 
-    def __init__(self, options: Options, trace: Trace, answer: Callable[[PinsKept], None]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        program: Program,
+        trace: Trace,
+        answer: Callable[[PinsKept], None],
+    ) -> None:
         """Starts nothing; `answer` tells the coordinator what `on_pins` came to."""
         self.manifest: Manifest | None = None
         self.nbytes = 0
         self._options = options
         self._trace = trace
         self._answer = answer
-        self._resolver = AliasResolver()
+        self._resolver = AliasResolver(program)
         self._exporter: Exporter | None = None
         self._pins: PinnedVersions | None = None
 

@@ -3,9 +3,7 @@
 import time
 from collections.abc import Callable
 
-from tpu_sync_rl.calls import Call, Calls
 from tpu_sync_rl.errors import SyncTimeoutError
-from tpu_sync_rl.messages import PublishOutcome
 from tpu_sync_rl.options import checked_timeout
 from tpu_sync_rl.report import Report
 
@@ -29,22 +27,28 @@ class SyncHandle:
 
     def __init__(
         self,
-        calls: Calls[PublishOutcome],
-        call: Call[PublishOutcome],
         version: int,
         deadline: float,
+        *,
+        is_over: Callable[[float], bool],
         finish: Callable[[], Report],
     ) -> None:
-        """`finish` waits until `deadline`, that of the call, and reports or raises."""
+        """A call that has until `deadline`, on the clock of time.monotonic().
+
+        Args:
+            version: what was published.
+            deadline: of the call.
+            is_over: waits until the moment that it is given; whether the call is over then.
+            finish: waits until `deadline`, and reports or raises.
+        """
         self.version = version
-        self._calls = calls
-        self._call = call
         self._deadline = deadline
+        self._is_over = is_over
         self._finish = finish
 
     def done(self) -> bool:
         """Whether `result` would return or raise at once. Never blocks."""
-        return self._calls.is_over(self._call)
+        return self._is_over(time.monotonic())
 
     def result(self, timeout: float | None = None) -> Report:
         """Waits until every live replica has prepared the version, and reports.
@@ -58,6 +62,6 @@ class SyncHandle:
             SyncError: the call ended in another way, in all processes of the program alike.
         """
         soon = time.monotonic() + checked_timeout(timeout, float("inf"))
-        if soon < self._deadline and self._calls.wait(self._call, soon) is None:
+        if soon < self._deadline and not self._is_over(soon):
             raise SyncTimeoutError(f"version {self.version} is still on its way to samplers")
         return self._finish()

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, overload
 
-import jax
 import msgspec
 
 from tpu_sync_rl import errors
@@ -32,6 +31,7 @@ from tpu_sync_rl.messages import (
 )
 from tpu_sync_rl.options import Commit, OnStraggler, Options, Wait, checked_timeout
 from tpu_sync_rl.process_stats import combined, on_lines_of
+from tpu_sync_rl.program import Program
 from tpu_sync_rl.publications import Publications
 from tpu_sync_rl.report import Report
 from tpu_sync_rl.source import Source
@@ -53,6 +53,7 @@ class TrainerSession:
     def __init__(
         self,
         options: Options,
+        program: Program,
         *,
         incarnation: str,
         min_replicas: int,
@@ -67,6 +68,7 @@ class TrainerSession:
         self.coordinator = coordinator
         self.incarnation = incarnation
         self._options = options
+        self._program = program
         self._min_replicas = min_replicas
         self._straggler_timeout_s = straggler_timeout_s
         self._on_straggler: OnStraggler = on_straggler
@@ -81,20 +83,18 @@ class TrainerSession:
         self._close_by: float | None = None  # when draining ends, once it has begun
         self._epoch = 0
         self._closed = False
-        self._trace = Trace(
-            options.trace, name=f"trainer of {options.job}", process=jax.process_index()
-        )
+        self._trace = Trace(options.trace, name=f"trainer of {options.job}", process=program.index)
         self._client = CoordinatorClient(
             coordinator,
             options,
             role="trainer",
             name=incarnation,
-            process_index=jax.process_index(),
+            process_index=program.index,
             join=self._join,
             on_message=self._on_message,
             on_refused=self._on_refused,
         )
-        self._source = Source(options, self._trace, self._client.send)
+        self._source = Source(options, program, self._trace, self._client.send)
         self._listener = Listener(
             options,
             coordinator=coordinator,
@@ -172,8 +172,12 @@ class TrainerSession:
         try:
             call, publish = self._publish(params, version, wait, deadline)
             if wait is None:
-                finish = partial(self._finish, call, publish, deadline)
-                return SyncHandle(self._calls, call, publish.version, deadline, finish)
+                return SyncHandle(
+                    publish.version,
+                    deadline,
+                    is_over=partial(self._calls.is_over_by, call),
+                    finish=partial(self._finish, call, publish, deadline),
+                )
             return self._finish(call, publish, deadline)
         finally:
             self._one_at_a_time.release()
@@ -288,6 +292,7 @@ class TrainerSession:
             replicas={name: status.version for name, status in decided.replicas.items()},
             lost=tuple(decided.lost),
             refused=decided.refused,
+            agent=self._program.agent,
         )
         return replace(
             local,
@@ -305,7 +310,7 @@ class TrainerSession:
         return JoinTrainer(
             incarnation=self.incarnation,
             epoch=self._epoch,
-            process_count=jax.process_count(),
+            process_count=self._program.count,
             addresses=[Address(*address) for address in self._listener.addresses],
             ticket_secret=self._listener.ticket_secret,
             straggler_timeout_s=self._straggler_timeout_s,
