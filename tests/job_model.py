@@ -230,6 +230,7 @@ class Sampler(Process):
         self.fleet_commit: Held | None = None
         self.fetching: Held | None = None
         self.current: Held | None = None
+        self.history: set[Held] = set()  # all that was current
         self.outcomes: dict[int, SamplerOutcome] = {}
         self.returned: dict[int, Held | str] = {}
         self.taken = 0  # outcomes below this one need not be told of any more
@@ -265,6 +266,7 @@ class Sampler(Process):
             assert held in self.prepared, "what is returned is held by every process"
             assert self.current is None or age(self.current) < age(held), "versions grow"
             self.current = held
+            self.history.add(held)
             self.prepared = self.prepared[self.prepared.index(held) + 1 :]
         self.returned[self.next_call] = held or decided.outcome.error
         self.in_call = False
@@ -495,6 +497,12 @@ class Model:
                 known = [held for held in sampler.prepared if sampler.knows(held)]
                 has = max([age(held) for held in (*known, sampler.current) if held], default=None)
                 assert has is not None and has >= age(newest), f"{sampler.name} lacks {newest}"
+        if self.on_straggler == "wait":
+            for held in set.union(*(sampler.history for sampler in self.samplers)):
+                for sampler in self.samplers:
+                    if held not in sampler.history and self.is_leased(sampler.name, held):
+                        passed = sampler.current is not None and age(sampler.current) > age(held)
+                        assert not passed, f"{sampler.name} passed over {held}"
 
     def replica(self, name: str) -> list[Sampler]:
         return [sampler for sampler in self.samplers if sampler.name == name]

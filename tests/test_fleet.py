@@ -181,18 +181,75 @@ def test_late_joiner_does_not_run_ahead_of_the_fleet(world):
     assert outcome(late[0]).held == Held("A", 1)
 
 
-def test_committed_version_can_be_taken_until_a_newer_one_is_committed(world):
+def test_replica_that_calls_late_gets_what_the_others_got(world):
     trainer, one, two = begun(world)
     receive(one + two, 1)
     publish([trainer], 1, 2)
     assert one[0].last(Fetch).keep == Held("A", 1)
-    prepare(one, 2)
     one[0].take(0)
-    assert outcome(one[0]).held == Held("A", 1)
-    receive(two, 2)
-    store(one, 2)
+    for process in one:
+        process.took(0)
+    prepare(one + two, 2)
+    assert result(trainer).error == ""  # that all have received it does not depend on calls
+    one[0].take(1)
+    assert not one[0].all(FleetCommit)[1:]
     two[0].take(0)
+    assert outcome(two[0]).held == Held("A", 1)
+    two[0].took(0)
+    store(one + two, 2)
+    assert outcome(one[0]).held == Held("A", 2)
+    two[0].take(1)
     assert outcome(two[0]).held == Held("A", 2)
+
+
+def test_newer_version_takes_the_place_of_one_that_waits_for_late_callers(world):
+    trainer, one, two = begun(world)
+    receive(one + two, 1)
+    one[0].take(0)
+    for process in one:
+        process.took(0)
+    publish([trainer], 1, 2)
+    prepare(one + two, 2)
+    publish([trainer], 2, 3)
+    prepare(one + two, 3)
+    assert result(trainer).error == ""
+    two[0].take(0)
+    assert outcome(two[0]).held == Held("A", 1)
+    two[0].took(0)
+    store(one + two, 3)
+    one[0].take(1)
+    two[0].take(1)
+    assert outcome(one[0]).held == outcome(two[0]).held == Held("A", 3)
+
+
+def test_commit_that_waits_for_late_callers_says_whom(world):
+    trainer, one, two = begun(world)
+    receive(one + two, 1)
+    publish([trainer], 1, 2, wait="committed", timeout_s=5)
+    prepare(one + two, 2)
+    world.pass_time(5)
+    assert "waits until one, two took the one before" in result(trainer).text
+
+
+def test_version_that_waited_for_late_callers_outlives_the_coordinator(world):
+    trainer, one, two = begun(world)
+    receive(one + two, 1)
+    one[0].take(0)
+    for process in one:
+        process.took(0)
+    publish([trainer], 1, 2)
+    prepare(one + two, 2)
+    world.restart()
+    first, second = Held("A", 1), Held("A", 2)
+    promise = Promise(second, ["one", "two"])
+    for process in one:
+        come_back(process, prepared=[second], promise=promise, committed=first, call=1)
+    come_back(two[0], prepared=[first, second], promise=promise, fleet_commit=first)
+    come_back(
+        trainer, digest="d", manifest=b"m", pinned=[2], newest=2, call=2, replicas=["one", "two"]
+    )
+    two[0].take(0)
+    assert outcome(two[0]).held == first
 
 
 def test_round_without_replicas_is_over_at_once(world):
@@ -388,7 +445,8 @@ def test_newest_version_is_there_for_late_joiners_after_a_restart(world):
     assert outcome(late).held == Held("A", 1)
 
 
-def test_older_version_is_not_handed_out_behind_a_newer_one_after_a_restart(world):
+def test_older_version_is_not_handed_out_behind_a_newer_one_after_a_restart():
+    world = World(commit="fleet", on_straggler="drop")  # does not wait for who calls late
     trainer, one, two = begun(world)
     receive(one + two, 1)
     publish([trainer], 1, 2)

@@ -116,6 +116,22 @@ def test_newer_incarnation_takes_over_from_one_that_hangs(tmp_path: Path, commit
         alone.stop()
 
 
+def test_replica_that_calls_late_holds_up_no_publish_and_gets_what_the_others_got() -> None:
+    with (
+        tsr.connect_trainer(timeout=30, commit="fleet") as trainer,
+        connect(trainer.coordinator, "quick") as quick,
+        connect(trainer.coordinator, "late") as late,
+    ):
+        publish(trainer, 1)
+        assert quick.sync_weights().version == 1
+        for version in (2, 3):
+            assert dict(publish(trainer, version).replicas) == {"quick": version, "late": version}
+        assert quick.sync_weights(wait=False) is None
+        oracle.assert_equal(late.sync_weights().params, SPECS, 1, SAMPLER)
+        for sampler in (late, quick):
+            oracle.assert_equal(sampler.sync_weights().params, SPECS, 3, SAMPLER)
+
+
 @pytest.mark.parametrize("on_straggler", ["wait", "drop"])
 def test_straggler_holds_up_the_fleet_or_is_left_behind(on_straggler: str) -> None:
     with (
@@ -125,10 +141,11 @@ def test_straggler_holds_up_the_fleet_or_is_left_behind(on_straggler: str) -> No
         connect(trainer.coordinator, "quick") as quick,
         connect(trainer.coordinator, "slow", max_generations=2) as slow,
     ):
-        held = []
-        for version in (1, 2):
-            publish(trainer, version)
-            held.append(slow.sync_weights())
+        publish(trainer, 1)
+        held = [slow.sync_weights()]
+        assert quick.sync_weights().version == 1
+        publish(trainer, 2)
+        held.append(slow.sync_weights())
         if on_straggler == "wait":
             with pytest.raises(tsr.SyncTimeoutError, match="version 3 is withdrawn: slow did not"):
                 publish(trainer, 3)

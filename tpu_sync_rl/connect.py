@@ -84,12 +84,14 @@ def connect_trainer(
             waiting, to its deadline, for that replica to have a newer version. "drop": the replica
             counts as lost for this version at once, and stands in `Report.lost`.
         commit: "replica": each replica returns a version as soon as it has prepared it. "fleet":
-            all live replicas return it (or a newer one), or none does. Its `sync_weights` takes a
-            version only when all that were live at its announcement have prepared it, and each
-            process has stored that; what they have prepared they keep until then, whatever
-            deadline passes. A straggler (unless dropped) or a newer incarnation aborts the round:
-            the call raises SyncTimeoutError, replicas keep the version before, and the next one
-            starts a new round. It is announced when the round before is decided. A call whose
+            all live replicas return it, or none does. Their `sync_weights` take a version only
+            when all that were live at its announcement have prepared it and returned the one
+            before, and each process has stored that; what they have prepared they keep until then,
+            whatever deadline passes. A version that waits for a replica which calls late holds up
+            no publish: a newer one takes its place. With on_straggler="drop" it does not wait, and
+            who calls late finds a newer one. A straggler (unless dropped) or a newer incarnation
+            aborts the round: the call raises SyncTimeoutError, replicas keep the version before,
+            and the next one starts a new round, when the one before is decided. A call whose
             deadline passes first raises SyncTimeoutError too, and its round goes on. Who dies is
             not waited for beyond `peer_timeout`; who joins late takes what was decided without it.
         token: secret of the job; None takes TSR_TOKEN or TSR_TOKEN_FILE. Without one only

@@ -4,7 +4,8 @@ A round takes one version through two steps, so that neither a death nor a resta
 coordinator lets one replica return what another one never will:
 
 - Every replica prepares the version, and so promises to keep it until there is a decision, however
-  long that takes. When all have, the fleet commits it; when one can't, the fleet aborts it.
+  long that takes. When all have, and each has returned what the fleet committed before, the fleet
+  commits it; when one can't, or a newer version comes first, the fleet aborts it.
 - A commit is told to every process, and only when each has stored it may calls take the version.
   A coordinator that starts anew hears of it from any process that stored it.
 """
@@ -17,7 +18,7 @@ from tpu_sync_rl.replica import Replica, covers
 
 
 class _Stage(Enum):
-    OPEN = auto()  # some replica has not prepared it
+    OPEN = auto()  # some replica has not prepared it, or not returned the one before
     COMMITTED = auto()  # some process may not know that it is decided
     SETTLED = auto()
     ABORTED = auto()
@@ -30,10 +31,12 @@ class Round:
         held: the version.
         names: of the fleet's replicas when it was announced.
         members: those of them that have to prepare it.
-        drop: leave stragglers behind, instead of aborting for them.
+        drop: leave stragglers behind, instead of aborting or waiting for them.
 
     Attributes:
         why_aborted: "" unless it is aborted.
+        late_callers: replicas that have not returned the version before, where it waits for
+            nothing else; else empty.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Round:
     ) -> None:
         self.held = held
         self.why_aborted = ""
+        self.late_callers: list[str] = []
         self._names = sorted(names)
         self._members = set(members)
         self._drop = drop
@@ -68,19 +72,23 @@ class Round:
 
     def lacking(self) -> str:
         """What it waits for."""
+        version = f"the fleet's version {self.held.version}"
+        if self.late_callers:
+            return f"{version} waits until {', '.join(self.late_callers)} took the one before"
         behind = sorted(r.name for r in self._members if not covers(r.received, self.held))
         whom = f"prepared by {', '.join(behind)}" if behind else "known to be committed by all"
-        return f"the fleet's version {self.held.version} is not yet {whom}"
+        return f"{version} is not yet {whom}"
 
     def commit(self) -> None:
-        """Decides that all replicas return it, or a newer one, unless that is decided."""
+        """Decides that all replicas return it, unless that is decided."""
         if self._stage is _Stage.OPEN:
-            self._stage = _Stage.COMMITTED
+            self.late_callers, self._stage = [], _Stage.COMMITTED
 
     def abort(self, why: str, replicas: Collection[Replica]) -> None:
         """Decides that no replica returns it, unless it is committed."""
         if self._stage is _Stage.OPEN:
             self.why_aborted, self._stage = why, _Stage.ABORTED
+            self.late_callers = []
             self.spread(replicas)
 
     def vote(self, replicas: Collection[Replica]) -> None:
@@ -94,7 +102,10 @@ class Round:
             names = ", ".join(sorted(replica.name for replica in stragglers))
             self.abort(f"{names} did not receive it within straggler_timeout", replicas)
         elif behind == stragglers:
-            self.commit()
+            late = [r.name for r in self._members if r.is_live and r.prepared is not None]
+            self.late_callers = [] if self._drop else sorted(late)
+            if not self.late_callers:
+                self.commit()
 
     def tell(self, replicas: Collection[Replica], now: float, patience_s: float) -> None:
         """Tells a commit to all who wait for it; settles when they, or all but the lost, know."""
@@ -131,7 +142,6 @@ class Fleet:
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._rounds: dict[Held, Round] = {}
-        self._known: Held | None = None  # committed, as a trainer says
         self._broken: set[Held] = set()  # promises to a former coordinator that came to nothing
         self._back_by: float | None = None  # who knew a former coordinator is back, or lost
 
@@ -140,13 +150,15 @@ class Fleet:
         if self._back_by is None:
             self._back_by = now + self._patience_s
 
-    def learn(self, held: Held) -> None:
-        """A trainer knew from a former coordinator that the fleet has committed `held`."""
-        self._known = held
-
     def begin(self, held: Held, replicas: Collection[Replica], now: float, *, drop: bool) -> Round:
-        """Starts the round of `held`, or goes on with the one that a former coordinator began."""
+        """Starts the round of `held`, or goes on with the one that a former coordinator began.
+
+        One that waits for nothing but late callers makes way for it.
+        """
         found = self._rounds.get(held)
+        for round_ in self._rounds.values():
+            if round_.late_callers and round_ is not found:
+                round_.abort(f"version {held.version} came first", replicas)
         self._broken |= {round_.held for round_ in self._rounds.values() if round_.why_aborted}
         self._rounds = {h: r for h, r in self._rounds.items() if not r.is_over or r is found}
         if found is None:
@@ -205,7 +217,7 @@ class Fleet:
     def _is_known(self, held: Held, replicas: Collection[Replica]) -> bool:
         if held in self._broken:
             return False
-        return held == self._known or any(held in replica.known_commits for replica in replicas)
+        return any(held in replica.known_commits for replica in replicas)
 
     def _are_back(self, promise: Promise | None, replicas: Collection[Replica], now: float) -> bool:
         """Whether all replicas that share a promise are here, or have had the time to be."""

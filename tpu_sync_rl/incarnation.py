@@ -150,7 +150,8 @@ class Incarnation(Program):
             self._readers[newest] = Readers(held, readers, now, self._lease_s, self.process_count)
             self._inherited.discard(newest)
             if self._decides_together:
-                self._fleet.learn(held)
+                live = {replica for replica in replicas if replica.is_live}
+                self._round = self._fleet.begin(held, live, now, drop=self._drop)
         self._restoring = False
 
     def give_up(self, call: int, now: float) -> None:
@@ -238,7 +239,7 @@ class Incarnation(Program):
         if self._restoring:
             names = ", ".join(sorted(self._gone)) or "the trainer's processes"
             return f"the coordinator was restarted and waits for {names}"
-        if self._round is not None and not self._round.is_over:
+        if self._round is not None and not self._round.is_over and not self._round.late_callers:
             return self._round.lacking()
         return ""
 

@@ -155,8 +155,13 @@ class PublishCall:
             elif not (replica.verdict.is_refused or replica.left or replica.ended):
                 self.lost.add(replica.name)
             self.waiting.discard(replica)
-        settled = self.round is None or self.round.is_settled
-        return settled and all(self._is_met(replica) for replica in self.waiting)
+        return not self._waits_for_round() and all(map(self._is_met, self.waiting))
+
+    def _waits_for_round(self) -> bool:
+        """Whether the fleet's decision has to come first; applications that call late do not."""
+        if self.round is None or self.round.is_settled:
+            return False
+        return self.first.wait == "committed" or not self.round.late_callers
 
     def _is_met(self, replica: Replica) -> bool:
         assert self.held is not None
@@ -169,7 +174,7 @@ class PublishCall:
     def lacking(self) -> str:
         """Each replica that it still waits for, and what that one has."""
         verb = "taken" if self.first.wait == "committed" else "prepared"
-        texts = [] if self.round is None or self.round.is_settled else [self.round.lacking()]
+        texts = [self.round.lacking()] if self.round and self._waits_for_round() else []
         for replica in sorted(self.waiting, key=lambda replica: replica.name):
             if not self._is_met(replica):
                 has, progress = self._has(replica), replica.describe()

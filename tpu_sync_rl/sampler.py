@@ -177,7 +177,7 @@ class SamplerSession:
     ) -> Update | None:
         """Returns the newest version that all processes of the replica hold, newer than `current`.
 
-        Where the trainer has `commit="fleet"`, it is one that all replicas return, or a newer one.
+        Where the trainer has `commit="fleet"`, it is one that all live replicas return.
         Collective over the replica: the n-th call has one outcome in all its processes, and
         process 0's arguments count. Blocks until there is one; copies nothing on CPU. May be
         called from any thread, one call at a time. After any raise `current` stays whole.

@@ -100,10 +100,10 @@ class Checker:
             ]
         return min(taken) >= moment
 
-    def count_agreement(self, fleet: list[Life], moment: float) -> None:
-        """Counts versions published after `moment` that all replicas of a fleet took, or some.
+    def check_agreement(self, fleet: list[Life], moment: float, *, drop: bool) -> None:
+        """Whether all replicas of a fleet took the versions that one took, since a calm `moment`.
 
-        One that has a newer version by then may pass over an older one.
+        With `drop` one that calls late may pass over some.
         """
         with self._changed:
             taken = [self._versions_since(life, moment) for life in fleet]
@@ -112,6 +112,8 @@ class Checker:
                 if held[1] <= last:
                     by_all = all(held in versions for versions in taken)
                     self.counts["fleet: by all" if by_all else "fleet: by some"] += 1
+                    if not by_all and not drop:
+                        self.violate(None, f"the fleet took {held} in part")
 
     def _versions_since(self, life: Life, moment: float) -> set[tuple[str, int]]:
         return {

@@ -223,7 +223,8 @@ class Run:
             # From now on, as a control stream may have been lost until each had a version.
             lives, since = [self._lives[name] for name in SAMPLERS], time.monotonic()
             self._wait(_FLEET_S)
-            self.checker.count_agreement(lives, since)
+            drop = self._agreement["on_straggler"] == "drop"
+            self.checker.check_agreement(lives, since, drop=drop)
         self._come_back(SAMPLERS[len(self.calms) % len(SAMPLERS)])
 
     def _come_back(self, name: str) -> None:
