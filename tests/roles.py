@@ -136,3 +136,22 @@ def waiting_sampler(*, address: str, ready_file: str) -> Any:
         except KeyboardInterrupt:
             return time.monotonic()
     return None
+
+
+def alone(*, side: str, done_file: str) -> Any:
+    """Process 0 connects while the other one does not: how it fails, and after how long."""
+    if jax.process_index() == 1:
+        programs.wait_for_file(Path(done_file))
+        return None
+    began = time.monotonic()
+    try:
+        if side == "trainer":
+            tsr.connect_trainer(timeout=2)
+        else:
+            like = oracle.like(SPECS, _mesh([1, 4]))
+            tsr.connect_sampler(coordinator="127.0.0.1:1", replica="s", like=like, timeout=2)
+    except tsr.SyncTimeoutError as error:
+        return [time.monotonic() - began, str(error)]
+    finally:
+        programs.write_file(Path(done_file), "done")
+    return None

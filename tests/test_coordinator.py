@@ -20,7 +20,7 @@ from tpu_sync_rl import authentication, coordinator_server
 from tpu_sync_rl import coordinator as coordinator_module
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.coordinator_server import MAX_HANDSHAKE_NBYTES, CoordinatorServer
-from tpu_sync_rl.errors import AuthError, SyncError
+from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.long_messages import PIECE_NBYTES
 from tpu_sync_rl.message_codec import (
@@ -126,11 +126,12 @@ def test_it_runs_alone_without_jax():
 
 def test_command_reports_what_is_wrong(tmp_path):
     command = [sys.executable, "-m", "tpu_sync_rl.coordinator", "--address"]
-    for address, text in [
-        ("0.0.0.0:0", "TSR_TOKEN_FILE, .* or pass --insecure"),
-        ("x", "must be 'host:port'"),
+    for arguments, text in [
+        (["0.0.0.0:0"], "TSR_TOKEN_FILE, .* or pass --insecure"),
+        (["x"], "must be 'host:port'"),
+        (["127.0.0.1:0", "--peer_timeout=inf"], "peer_timeout must be a number of seconds from 1"),
     ]:
-        ran = subprocess.run([*command, address], capture_output=True, text=True, check=False)
+        ran = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
         assert ran.returncode == 1
         assert re.search(text, ran.stderr)
 
@@ -153,6 +154,17 @@ def test_token_of_any_bytes_reaches_the_child():
             assert session.num_joins == 1
     finally:
         process.stop()
+
+
+def test_child_that_does_not_listen_is_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SyncError, match="ended before it listened"):
+        start_coordinator("127.0.0.1", 0, token=b"", peer_timeout=10, insecure=False)
+    monkeypatch.undo()
+    with pytest.raises(SyncTimeoutError, match="did not start in time"):
+        start_coordinator(
+            "127.0.0.1", 0, token=b"", peer_timeout=10, insecure=False, deadline=time.monotonic()
+        )
 
 
 def test_another_takes_the_place_of_one_that_is_killed(caplog):

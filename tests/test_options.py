@@ -84,6 +84,11 @@ def test_token_comes_from_argument_then_environment_then_file(monkeypatch, tmp_p
     assert resolve_token("from argument") == b"from argument"
 
 
+def test_token_that_no_environment_can_hold_is_refused():
+    with pytest.raises(ValueError, match="NUL byte"):
+        resolve_token(b"a\0b")
+
+
 def test_missing_token_file_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("TSR_TOKEN_FILE", str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"TSR_TOKEN_FILE=.*none: No such file"):

@@ -64,3 +64,14 @@ def test_programs_go_on_whenever_their_coordinator_dies(tmp_path: Path, commit: 
         assert reports[0] == [[v, {"one": v, "two": v}, []] for v in versions]
         assert one.results() == [versions]
         assert two.results() == [versions, versions]
+
+
+@pytest.mark.parametrize("side", ["trainer", "sampler"])
+def test_connecting_without_the_rest_of_a_program_ends_at_the_deadline(
+    tmp_path: Path, side: str
+) -> None:
+    done_file = str(tmp_path / "done")
+    with Program("alone", processes=2, devices=2, side=side, done_file=done_file) as program:
+        (seconds, text), _ = program.results()
+    assert 2 <= seconds < 20  # it ends; how soon is up to the machine
+    assert "some other process of this program did not connect in time" in text

@@ -10,7 +10,7 @@ import jax
 
 from tpu_sync_rl import errors
 from tpu_sync_rl.coordinator_process import CoordinatorProcess, start_coordinator
-from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.nics import find_nics
 from tpu_sync_rl.options import (
@@ -143,13 +143,13 @@ def connect_trainer(
     host, port = split_address(coordinator or _LOOPBACK)
     process = None
     if host_coordinator:
-        process, coordinator = _host_coordinator(host, port, options)
+        process, coordinator = _host_coordinator(host, port, options, deadline)
     assert coordinator is not None
     try:
         return TrainerSession(
             options,
             Program.here(),
-            incarnation=share(secrets.token_hex(8)),
+            incarnation=share(secrets.token_hex(8), deadline),
             min_replicas=min_replicas,
             straggler_timeout_s=straggler_timeout_s,
             on_straggler=on_straggler,
@@ -171,12 +171,13 @@ def _check_nics(options: Options) -> None:
 
 
 def _host_coordinator(
-    host: str, port: int, options: Options
+    host: str, port: int, options: Options, deadline: float
 ) -> tuple[CoordinatorProcess | None, str]:
     """Starts the coordinator in process 0; every process gets its address.
 
     Raises:
         SyncError, ValueError: it could not be started, in all processes alike.
+        SyncTimeoutError: a process did not come before the `deadline`.
     """
     process, told = None, {"address": "", "error": "", "text": ""}
     if jax.process_index() == 0:
@@ -189,11 +190,17 @@ def _host_coordinator(
                 insecure=options.insecure,
                 tls=options.tls,
                 job=options.job,
+                deadline=deadline,
             )
             told["address"] = process.address
         except (SyncError, ValueError) as error:
             told["error"], told["text"] = type(error).__name__, str(error)[:2000]
-    told = share(told)
+    try:
+        told = share(told, deadline)
+    except SyncTimeoutError:
+        if process is not None:
+            process.stop()
+        raise
     if told["error"]:
         raise errors.by_name(told["error"])(told["text"])
     return process, told["address"]
@@ -293,15 +300,16 @@ def connect_sampler(
     max_generations = checked_int("max_generations", max_generations, 2)
     split_address(coordinator)
     _check_nics(options)
+    deadline = time.monotonic() + options.timeout_s
     return SamplerSession(
         options,
         Program.here(),
         coordinator=coordinator,
         replica=replica,
-        life=share(secrets.token_hex(8)),
+        life=share(secrets.token_hex(8), deadline),
         like=like,
         rename=rename,
         cast=cast,
         max_generations=max_generations,
-        deadline=time.monotonic() + options.timeout_s,
+        deadline=deadline,
     )

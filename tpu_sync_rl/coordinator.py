@@ -18,7 +18,14 @@ from collections.abc import Sequence
 
 from tpu_sync_rl.coordinator_server import CoordinatorServer
 from tpu_sync_rl.errors import SyncError
-from tpu_sync_rl.options import is_loopback, join_address, resolve_token, split_address
+from tpu_sync_rl.options import (
+    MAX_PEER_TIMEOUT_S,
+    checked_seconds,
+    is_loopback,
+    join_address,
+    resolve_token,
+    split_address,
+)
 from tpu_sync_rl.tls import TLS, check_tls
 
 _PARENT_POLL_S = 0.2
@@ -46,7 +53,8 @@ def _end_with(parent: int) -> None:
 async def _run(arguments: argparse.Namespace, token: bytes) -> None:
     host, port = split_address(arguments.address)
     tls = _tls(arguments)
-    server = CoordinatorServer(token=token, peer_timeout_s=arguments.peer_timeout, tls=tls)
+    peer_timeout_s = checked_seconds("peer_timeout", arguments.peer_timeout, 1, MAX_PEER_TIMEOUT_S)
+    server = CoordinatorServer(token=token, peer_timeout_s=peer_timeout_s, tls=tls)
     port = await server.start(host, port)
     if arguments.ready_fd is None:
         print(f"coordinator at {join_address(host, port)}", flush=True)

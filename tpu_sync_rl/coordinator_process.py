@@ -1,6 +1,7 @@
 """A coordinator in a child process that lives no longer than the process that started it."""
 
 import contextlib
+import math
 import os
 import select
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpu_sync_rl.deadline import seconds_left
-from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.options import check_exposure, join_address, split_address
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.tls import TLS, Files, check_tls
@@ -33,7 +34,13 @@ class CoordinatorProcess:
     """
 
     def __init__(
-        self, command: Sequence[str], host: str, port: int, token: bytes, log: SessionLog
+        self,
+        command: Sequence[str],
+        host: str,
+        port: int,
+        token: bytes,
+        log: SessionLog,
+        deadline: float,
     ) -> None:
         """Starts the first child and waits until it listens; raises as `start_coordinator` does."""
         self._command = list(command)
@@ -44,7 +51,7 @@ class CoordinatorProcess:
         self._starting = threading.Lock()  # held while there might be a child that nobody knows
         self._process, ready_fd = self._spawn(port)
         try:
-            self.address = join_address(host, _listening_port(ready_fd))
+            self.address = join_address(host, _listening_port(ready_fd, deadline))
         except BaseException:
             self.stop()
             raise
@@ -74,7 +81,7 @@ class CoordinatorProcess:
                     return
                 self._process, ready_fd = self._spawn(split_address(self.address)[1])
             try:
-                _listening_port(ready_fd)
+                _listening_port(ready_fd, time.monotonic() + _START_S)
                 pause_s = _FIRST_PAUSE_S
             except SyncError as error:
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
@@ -110,6 +117,7 @@ def start_coordinator(
     insecure: bool,
     tls: TLS | None = None,
     job: str = "policy",
+    deadline: float = math.inf,
 ) -> CoordinatorProcess:
     """Starts a coordinator as a child process and waits until it listens.
 
@@ -124,9 +132,11 @@ def start_coordinator(
         insecure: listen beyond loopback without a token.
         tls: its certificate and key; with a `ca`, clients have to show a certificate as well.
         job: of whoever starts it, for the log.
+        deadline: `time.monotonic()` at which to give up; after 30 s in any case.
 
     Raises:
         SyncError: the address is in use or can't be listened on.
+        SyncTimeoutError: it did not listen in time.
         ValueError: it is not loopback and there is no token, or `tls` lacks something.
     """
     check_exposure(host, token=token, insecure=insecure)
@@ -140,7 +150,8 @@ def start_coordinator(
         path = getattr(tls, name, None)
         if path is not None:
             command += [f"--tls_{name}", os.fspath(path)]
-    return CoordinatorProcess(command, host, port, token, SessionLog(job, None, 0))
+    deadline = min(deadline, time.monotonic() + _START_S)
+    return CoordinatorProcess(command, host, port, token, SessionLog(job, None, 0), deadline)
 
 
 def _child_environment(token: bytes) -> dict[str, str]:
@@ -157,9 +168,9 @@ def _child_environment(token: bytes) -> dict[str, str]:
     return environment
 
 
-def _listening_port(ready_fd: int) -> int:
+def _listening_port(ready_fd: int, deadline: float) -> int:
     """The port that a child listens on. Raises SyncError where it does not, or not in time."""
-    deadline, received = time.monotonic() + _START_S, b""
+    received = b""
     try:
         while select.select([ready_fd], [], [], seconds_left(deadline))[0]:
             piece = os.read(ready_fd, 4096)
@@ -167,7 +178,7 @@ def _listening_port(ready_fd: int) -> int:
                 break
             received += piece
         else:
-            raise SyncError(f"the coordinator process did not start within {_START_S:.0f} s")
+            raise SyncTimeoutError("the coordinator process did not start in time")
     finally:
         os.close(ready_fd)
     line = received.decode().strip()

@@ -156,7 +156,7 @@ def resolve_token(token: str | bytes | None) -> bytes:
     """The token as bytes: the argument, else TSR_TOKEN, else what the file TSR_TOKEN_FILE holds.
 
     Raises:
-        ValueError: the token is empty, or its file can't be read.
+        ValueError: the token is empty or has a NUL byte, or its file can't be read.
     """
     if token is None:
         token = os.environb.get(b"TSR_TOKEN")
@@ -171,6 +171,8 @@ def resolve_token(token: str | bytes | None) -> bytes:
     secret = token.encode() if isinstance(token, str) else bytes(token)
     if not secret:
         raise ValueError("the token is empty; leave it out to use loopback without one")
+    if b"\0" in secret:
+        raise ValueError("the token has a NUL byte, which no environment variable can hold")
     return secret
 
 

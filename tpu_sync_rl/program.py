@@ -1,7 +1,10 @@
 """The processes that take part in a sync together, and what they tell each other to begin with."""
 
 import json
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +12,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from tpu_sync_rl.deadline import seconds_left
+from tpu_sync_rl.errors import SyncTimeoutError
+
 _MOST_NBYTES = 4096
+_MOMENT_S = 0.5  # so that what process 0 failed in at its deadline is heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +51,41 @@ class Program:
         return device.process_index if self.processes is None else self.processes[device]
 
 
-def share(value: Any) -> Any:
+def share(value: Any, deadline: float) -> Any:
     """What process 0 passed, in every process. Collective: each process of the program calls it.
+
+    Blocks until all processes have called it. In a program of one process it launches nothing.
 
     Args:
         value: plain JSON types, at most 4 KiB of them; ignored outside of process 0.
+        deadline: `time.monotonic()` at which it gives up.
 
-    Blocks until all processes have called it. In a program of one process it launches nothing.
+    Raises:
+        SyncTimeoutError: some process has not called it by then. The collective goes on, so this
+            program can launch no other.
     """
     if jax.process_count() == 1:
         return value
+    told: Future[Any] = Future()
+
+    def broadcast() -> None:
+        try:
+            told.set_result(_broadcast(value))
+        except BaseException as error:
+            told.set_exception(error)
+
+    # JAX's collectives know no deadline, and Ctrl-C does not end them.
+    threading.Thread(target=broadcast, name="tsr-share", daemon=True).start()
+    try:
+        return told.result(_MOMENT_S + seconds_left(deadline))
+    except FutureTimeoutError:
+        raise SyncTimeoutError(
+            f"process {jax.process_index()} of {jax.process_count()}: some other process of this "
+            "program did not connect in time, or is gone; start the program again"
+        ) from None
+
+
+def _broadcast(value: Any) -> Any:
     text = json.dumps(value if jax.process_index() == 0 else None).encode()
     assert len(text) <= _MOST_NBYTES, len(text)
     padded = np.zeros(_MOST_NBYTES, np.uint8)
