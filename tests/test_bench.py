@@ -1,5 +1,6 @@
 import json
 import shutil
+import sys
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ from bench_commands import add_to_path, measured, needs_namespaces, run_bench
 from jax.sharding import AxisType
 
 from tpu_sync_rl.bench import models, plan
+from tpu_sync_rl.bench.__main__ import main
 from tpu_sync_rl.bench.cases import Layout
 from tpu_sync_rl.bench.figures import Figure
 from tpu_sync_rl.bench.raw_limits import WRITE_NBYTES, RawLimits
@@ -248,6 +250,23 @@ def test_cast_params_are_held_against_the_cast_of_jax():
 def test_unknown_congestion_control_is_refused():
     with pytest.raises(ValueError, match="congestion='nothing' can't be used here"):
         RawLimits(WRITE_NBYTES, "nothing")
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["wire", "--nbytes=-1"], "argument --nbytes: it has to be 1 or more, not -1"),
+        (["plan", "--rounds=0"], "argument --rounds: it has to be 1 or more, not 0"),
+        (["plan", "--json=/nowhere/x"], "argument --json: there is no folder /nowhere"),
+        (["plan", "--process=32"], "argument --process: invalid choice: 32"),
+    ],
+)
+def test_argument_out_of_range_is_named(monkeypatch, capsys, arguments, text):
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # that of the tests stays
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert text in capsys.readouterr().err
 
 
 def test_wire_refuses_what_does_not_fit():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tpu_sync_rl.bench import models
+from tpu_sync_rl.bench.figures import count
 
 NUM_WARMUPS = 2  # versions of a case that are not counted: steady state begins with the third
 
@@ -137,10 +138,16 @@ class Sync:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of sessions."""
-    parser.add_argument("--streams", type=int, default=2, help="TCP connections per rail")
-    parser.add_argument("--chunk_nbytes", type=int, default=1 << 20)
     parser.add_argument(
-        "--congestion", default="cubic", help="TCP congestion control of ours and of raw sockets"
+        "--streams", type=count, default=2, help="TCP connections per rail (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--chunk_nbytes", type=count, default=1 << 20, help="of a chunk (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--congestion",
+        default="cubic",
+        help="TCP congestion control of ours and of raw sockets (default: %(default)s)",
     )
     parser.add_argument("--same_host", default="tcp", choices=["tcp", "auto"])
 

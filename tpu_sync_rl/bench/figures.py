@@ -90,10 +90,27 @@ def _form(figure: Figure) -> str:
     return ".0f" if abs(figure.median) >= 100 else ".1f" if abs(figure.median) >= 10 else ".3f"
 
 
+def count(text: str) -> int:
+    """The argument `text`, a number from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"it has to be 1 or more, not {number}")
+    return number
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How much is measured, and where it is written."""
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample here")
+    parser.add_argument(
+        "--rounds", type=count, default=5, help="samples of each figure (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write every sample here")
 
 
 def write_json(args: argparse.Namespace, rows: Sequence[Row], **more: Any) -> None:

@@ -8,7 +8,7 @@ import argparse
 
 from tpu_sync_rl.bench import cases, figures, models
 from tpu_sync_rl.bench.cases import Case, Layout, Settings, Sync
-from tpu_sync_rl.bench.figures import Figure, Row
+from tpu_sync_rl.bench.figures import Figure, Row, count
 from tpu_sync_rl.bench.programs import Programs, interleaved
 
 MODELS = ("list", "one-big", "many-small")
@@ -16,8 +16,10 @@ MODELS = ("list", "one-big", "many-small")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--nbytes", type=int, help="scale the large models to about this many")
-    parser.add_argument("--leaves", type=int, default=10_000, help="number of tiny leaves")
+    parser.add_argument("--nbytes", type=count, help="scale the large models to about this many")
+    parser.add_argument(
+        "--leaves", type=count, default=10_000, help="number of tiny leaves (default: %(default)s)"
+    )
     cases.add_arguments(parser)
     figures.add_arguments(parser)
 

@@ -29,8 +29,7 @@ NUM_DEVICES = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--model", choices=sorted(models.MODELS), default="list")
-    parser.add_argument("--nbytes", type=int, help="scale the model to about this many bytes")
+    models.add_arguments(parser)
     figures.add_arguments(parser)
 
 

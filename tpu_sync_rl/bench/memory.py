@@ -15,7 +15,7 @@ import jax
 
 import tpu_sync_rl as tsr
 from tpu_sync_rl.bench import cases, figures, models
-from tpu_sync_rl.bench.figures import Figure, Row
+from tpu_sync_rl.bench.figures import Figure, Row, count
 from tpu_sync_rl.bench.processes import FREE_MEMORY, Processes, answer, environment, peak_mib, words
 from tpu_sync_rl.bench.programs import TIMEOUT_S
 
@@ -26,9 +26,10 @@ _MIB = 1 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--model", choices=sorted(models.MODELS), default="list")
-    parser.add_argument("--nbytes", type=int, help="scale the model to about this many bytes")
-    parser.add_argument("--versions", type=int, default=5, help="that each round syncs")
+    models.add_arguments(parser)
+    parser.add_argument(
+        "--versions", type=count, default=5, help="that each round syncs (default: %(default)s)"
+    )
     cases.add_arguments(parser)
     figures.add_arguments(parser)
     parser.set_defaults(rounds=3)

@@ -4,6 +4,7 @@ Every element is a hash of its leaf, its position in the leaf and the version, s
 every byte on its own mesh without hearing anything from the trainer.
 """
 
+import argparse
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from tpu_sync_rl.bench.figures import count
 
 DTYPE = "bfloat16"
 AXES = ("fsdp", "tp")
@@ -190,3 +193,17 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     # One leaf of 1 GiB.
     "one-big": lambda: {"leaf": ((16384, 32768), P("fsdp", "tp"))},
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, nbytes: int | None = None) -> None:
+    """Which model it is about; `nbytes` is how large it is unless the command line says."""
+    parser.add_argument(
+        "--model", choices=sorted(MODELS), default="list", help="its leaves (default: %(default)s)"
+    )
+    size = "its own size" if nbytes is None else "%(default)s"
+    parser.add_argument(
+        "--nbytes",
+        type=count,
+        default=nbytes,
+        help=f"scale the model to about this many bytes (default: {size})",
+    )

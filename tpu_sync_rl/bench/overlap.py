@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import tpu_sync_rl as tsr
 from tpu_sync_rl.bench import cases, figures, models, netns
 from tpu_sync_rl.bench.cases import NUM_WARMUPS
-from tpu_sync_rl.bench.figures import Figure, Row
+from tpu_sync_rl.bench.figures import Figure, Row, count
 from tpu_sync_rl.bench.netns import CONTROL, Namespaces
 from tpu_sync_rl.bench.processes import KEEP_MEMORY, Processes, answer, environment, words
 from tpu_sync_rl.bench.programs import TIMEOUT_S
@@ -42,12 +42,16 @@ class Round(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--model", choices=sorted(models.MODELS), default="list")
+    models.add_arguments(parser, nbytes=300_000_000)
     parser.add_argument(
-        "--nbytes", type=int, default=300_000_000, help="scale the model to about this many bytes"
+        "--rate", type=count, default=1000, metavar="MBIT", help="of the NIC (default: %(default)s)"
     )
-    parser.add_argument("--rate", type=int, default=1000, metavar="MBIT", help="of the NIC")
-    parser.add_argument("--step", type=float, default=0.5, help="seconds that a step takes, about")
+    parser.add_argument(
+        "--step",
+        type=float,
+        default=0.5,
+        help="seconds that a step takes, about (default: %(default)s)",
+    )
     cases.add_arguments(parser)
     figures.add_arguments(parser)
 

@@ -27,8 +27,7 @@ _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--model", choices=sorted(models.MODELS), default="list")
-    parser.add_argument("--nbytes", type=int, help="scale the model to about this many bytes")
+    models.add_arguments(parser)
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: all that can run here")
     parser.add_argument("--congestion", help="TCP congestion control of all; needs root")
     peer_programs.add_arguments(parser, LIBRARIES)

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from tpu_sync_rl.bench import figures
-from tpu_sync_rl.bench.figures import Figure, Row
+from tpu_sync_rl.bench.figures import Figure, Row, count
 from tpu_sync_rl.bench.processes import Processes, answer, peak_mib
 from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest, match
 from tpu_sync_rl.plan import make_plan
@@ -56,9 +56,20 @@ LAYOUTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--leaves", type=int, default=NUM_LEAVES)
-    parser.add_argument("--process", type=int, default=5, help="the sampler host that is planned")
-    parser.add_argument("--chunk_nbytes", type=int, default=1 << 20)
+    parser.add_argument(
+        "--leaves", type=count, default=NUM_LEAVES, help="number of leaves (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--process",
+        type=int,
+        choices=range(NUM_SAMPLER_HOSTS),
+        default=5,
+        metavar="INDEX",
+        help="the sampler host that is planned (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--chunk_nbytes", type=count, default=1 << 20, help="of a chunk (default: %(default)s)"
+    )
     figures.add_arguments(parser)
 
 

@@ -37,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lose", default="2500,2500", metavar="MBIT,MBIT", help="rails of which the first is lost"
     )
-    parser.add_argument("--model", choices=sorted(models.MODELS), default="list")
-    parser.add_argument("--nbytes", type=int, help="scale the model to about this many bytes")
+    models.add_arguments(parser)
     cases.add_arguments(parser)
     figures.add_arguments(parser)
 

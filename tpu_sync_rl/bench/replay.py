@@ -9,7 +9,7 @@ import argparse
 
 from tpu_sync_rl.bench import cases, figures, models
 from tpu_sync_rl.bench.cases import Case, Layout, Settings, Sync
-from tpu_sync_rl.bench.figures import Figure, Row
+from tpu_sync_rl.bench.figures import Figure, Row, count
 from tpu_sync_rl.bench.programs import Programs, interleaved
 
 PER = 10_000  # chunks that the figure is for
@@ -17,10 +17,17 @@ PER = 10_000  # chunks that the figure is for
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--nbytes", type=int, default=1 << 30, help="of the leaf, about")
+    parser.add_argument(
+        "--nbytes", type=count, default=1 << 30, help="of the leaf, about (default: %(default)s)"
+    )
     cases.add_arguments(parser)
     parser.set_defaults(chunk_nbytes=64 << 10)
-    parser.add_argument("--large_chunk_nbytes", type=int, default=1 << 20)
+    parser.add_argument(
+        "--large_chunk_nbytes",
+        type=count,
+        default=1 << 20,
+        help="of the chunks that it is held against (default: %(default)s)",
+    )
     figures.add_arguments(parser)
 
 

@@ -22,8 +22,7 @@ DTYPES = ("bfloat16", "float32")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--model", choices=sorted(models.MODELS), default="list")
-    parser.add_argument("--nbytes", type=int, help="scale the model to about this many bytes")
+    models.add_arguments(parser)
     parser.add_argument("--moves", nargs="*", choices=list(MOVES), default=list(MOVES))
     parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=DTYPES)
     cases.add_arguments(parser)

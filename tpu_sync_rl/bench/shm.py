@@ -24,8 +24,7 @@ RAY = ("Ray, an array per leaf", "Ray, one array")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--model", choices=sorted(models.MODELS), default="list")
-    parser.add_argument("--nbytes", type=int, help="scale the model to about this many bytes")
+    models.add_arguments(parser)
     cases.add_arguments(parser)
     parser.set_defaults(same_host="auto")
     peer_programs.add_arguments(parser, RAY)

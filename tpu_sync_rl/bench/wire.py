@@ -29,8 +29,7 @@ CASE = "wire"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--model", choices=sorted(models.MODELS), default="list")
-    parser.add_argument("--nbytes", type=int, help="scale the model to about this many bytes")
+    models.add_arguments(parser)
     parser.add_argument("--trainer_mesh", default="1x1", metavar="FSDPxTP")
     parser.add_argument("--sampler_mesh", default="1x1", metavar="FSDPxTP")
     parser.add_argument("--trainer_processes", type=int, default=1)
