@@ -2,16 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <tuple>
 
+#include "little_endian.h"
+
 namespace tsr {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "the wire is little endian");
 
 // Offsets and widths are those of WIRE_FORMAT.md.
 constexpr uint32_t kMagic = 0x43525354;  // "TSRC"
@@ -26,28 +24,6 @@ Status Invalid(const std::string& message) { return Status(Code::kInvalid, messa
 Status Invalid(const std::string& what, uint64_t index, const std::string& message) {
   return Invalid("chunk table: " + what + " " + std::to_string(index) + " " + message);
 }
-
-template <typename T>
-void Append(T value, std::string* bytes) {
-  bytes->append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
-
-// Reads numbers from bytes that the caller has proved to be there.
-class Reader {
- public:
-  explicit Reader(const uint8_t* at) : at_(at) {}
-
-  template <typename T>
-  T Read() {
-    T value;
-    std::memcpy(&value, at_, sizeof(value));
-    at_ += sizeof(value);
-    return value;
-  }
-
- private:
-  const uint8_t* at_;
-};
 
 struct Counts {
   size_t num_chunks;

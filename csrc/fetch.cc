@@ -19,13 +19,33 @@ Status Fetch::Make(const Plan& plan, uint64_t version, std::span<const uint64_t>
                                       std::to_string(sink_addresses.size()));
   }
   fetch->sink_addresses_.assign(sink_addresses.begin(), sink_addresses.end());
-  for (const SourceChunks& source : plan.sources) {
-    fetch->queues_.emplace_back(source.num_chunks);
-    fetch->num_left_ += source.num_chunks;
-  }
-  fetch->over_ = fetch->num_left_ == 0;
+  for (const SourceChunks& source : plan.sources) fetch->AddQueue(source.num_chunks);
   *out = std::move(fetch);
   return Status();
+}
+
+Status Fetch::MakeDigests(const Plan& plan, uint64_t version,
+                          std::vector<std::vector<DigestRequest>> requests,
+                          std::shared_ptr<Fetch>* out) {
+  if (requests.size() != plan.sources.size()) {
+    return Status(Code::kInvalid, "digests: expected requests to " +
+                                      std::to_string(plan.sources.size()) + " sources, got " +
+                                      std::to_string(requests.size()));
+  }
+  std::shared_ptr<Fetch> fetch(new Fetch(plan, version));
+  for (const auto& of_source : requests) {
+    fetch->AddQueue(of_source.size());
+    fetch->digests_.emplace_back(of_source.size());
+  }
+  fetch->digest_requests_ = std::move(requests);
+  *out = std::move(fetch);
+  return Status();
+}
+
+void Fetch::AddQueue(uint64_t num_chunks) {
+  queues_.emplace_back(num_chunks);
+  num_left_ += num_chunks;
+  over_ = num_left_ == 0;
 }
 
 void Fetch::Verified(uint64_t nbytes) {

@@ -1,4 +1,4 @@
-// One version on its way into a sink's memory.
+// One version on its way into a sink's memory; or the digests of it that a sink asks for.
 #pragma once
 
 #include <atomic>
@@ -12,6 +12,7 @@
 
 #include "chunk_queue.h"
 #include "deadline.h"
+#include "digest_request.h"
 #include "plan.h"
 #include "status.h"
 
@@ -24,12 +25,29 @@ class Fetch {
   static Status Make(const Plan& plan, uint64_t version, std::span<const uint64_t> sink_addresses,
                      std::shared_ptr<Fetch>* out);
 
+  // For digests instead of chunks: `requests` has those to each source of the plan. They are drawn
+  // from the queues, given back and counted as chunks are.
+  static Status MakeDigests(const Plan& plan, uint64_t version,
+                            std::vector<std::vector<DigestRequest>> requests,
+                            std::shared_ptr<Fetch>* out);
+
   const Plan& plan() const { return *plan_; }
   uint64_t version() const { return version_; }
   uint8_t* sink_base(uint32_t pair, uint32_t box) const {
     return reinterpret_cast<uint8_t*>(sink_addresses_[first_address_[pair] + box]);
   }
   ChunkQueue& queue(size_t source) { return queues_[source]; }
+
+  bool asks_for_digests() const { return !digests_.empty(); }
+  const DigestRequest& digest_request(size_t source, uint64_t index) const {
+    return digest_requests_[source][index];
+  }
+  // By the one stream that asked for it, before it calls Verified().
+  void SetDigest(size_t source, uint64_t index, uint64_t digest) {
+    digests_[source][index] = digest;
+  }
+  // Per source; complete when Wait() says so.
+  const std::vector<std::vector<uint64_t>>& digests() const { return digests_; }
 
   // Counts a chunk whose bytes are all in place and match their checksum.
   void Verified(uint64_t nbytes);
@@ -47,12 +65,16 @@ class Fetch {
  private:
   Fetch(const Plan& plan, uint64_t version) : plan_(&plan), version_(version) {}
 
+  void AddQueue(uint64_t num_chunks);
+
   const Plan* const plan_;
   const uint64_t version_;
   const Clock::time_point begin_ = Clock::now();
   std::vector<uint64_t> sink_addresses_;
   std::vector<size_t> first_address_;  // shape=[num_pairs]
   std::deque<ChunkQueue> queues_;      // shape=[num_sources]
+  std::vector<std::vector<DigestRequest>> digest_requests_;
+  std::vector<std::vector<uint64_t>> digests_;
   std::atomic<uint64_t> nbytes_ = 0;
   std::atomic<bool> over_ = false;
 

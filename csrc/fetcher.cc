@@ -30,6 +30,8 @@ Status Fetcher::Make(const Plan* plan, const FetcherOptions& options,
         SinkWorker{.plan = plan,
                    .window = static_cast<size_t>(options.window),
                    .peer_timeout = peer_timeout,
+                   .checksums = options.checksums,
+                   .tells_done = options.tells_done,
                    .wake_all = [self = fetcher.get()] { self->WakeAll(); },
                    .fetch = nullptr,
                    .blocks = {},
@@ -94,6 +96,22 @@ int Fetcher::NumStreams(uint32_t process, const std::optional<std::string>& rail
 Status Fetcher::Begin(uint64_t version, std::span<const uint64_t> sink_addresses) {
   std::shared_ptr<Fetch> fetch;
   TSR_RETURN_IF_ERROR(Fetch::Make(*plan_, version, sink_addresses, &fetch));
+  return Begin(std::move(fetch));
+}
+
+Status Fetcher::BeginDigests(uint64_t version, std::vector<std::vector<DigestRequest>> requests) {
+  std::shared_ptr<Fetch> fetch;
+  TSR_RETURN_IF_ERROR(Fetch::MakeDigests(*plan_, version, std::move(requests), &fetch));
+  return Begin(std::move(fetch));
+}
+
+std::vector<std::vector<uint64_t>> Fetcher::Digests() const {
+  const std::shared_ptr<Fetch> fetch = current();
+  if (fetch == nullptr) return {};
+  return fetch->digests();
+}
+
+Status Fetcher::Begin(std::shared_ptr<Fetch> fetch) {
   {
     std::lock_guard lock(mutex_);
     if (closed_) return Status(Code::kCancelled, "the fetcher is closed");

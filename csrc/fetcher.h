@@ -27,6 +27,10 @@ struct FetcherOptions {
   int window = 3;
   double peer_timeout_s = 0;
   bool traced = false;  // keeps a log of chunks
+  bool checksums = true;
+  // Tells sources which chunks are verified, so that they let go of leaves. Not where digests are
+  // asked for afterwards.
+  bool tells_done = true;
 };
 
 // One per sink process and incarnation. Thread-safe. The plan outlives it. The memory of a version
@@ -44,6 +48,10 @@ class Fetcher {
 
   // Starts a version. Chunks of a source without a stream wait for one.
   Status Begin(uint64_t version, std::span<const uint64_t> sink_addresses);
+  // Starts to ask for digests of a version, whose memory is not written to; see Fetch.
+  Status BeginDigests(uint64_t version, std::vector<std::vector<DigestRequest>> requests);
+  // Of the digests that began last; none of a version that began after them.
+  std::vector<std::vector<uint64_t>> Digests() const;
   // See Fetch::Wait().
   Status Wait(Deadline deadline, bool* done) const;
   uint64_t ProgressNbytes() const;
@@ -67,6 +75,7 @@ class Fetcher {
   SourceLink* Find(uint32_t process);
   void WakeAll();
   std::shared_ptr<Fetch> current() const;
+  Status Begin(std::shared_ptr<Fetch> fetch);
 
   const Plan* const plan_;
   RailStatsTable stats_;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "crc32c.h"
+#include "digest.h"
 #include "host_memory.h"
 #include "local_copy.h"
 #include "py_arrays.h"
@@ -60,6 +61,17 @@ uint32_t Crc32cOfBuffer(const py::object& exporter, uint32_t crc) {
   return Crc32c(crc, buffer.data(), buffer.nbytes());
 }
 
+Array<uint64_t> DigestsOf(const Array<uint64_t>& addresses, const Array<uint32_t>& itemsizes,
+                          const Array<uint32_t>& ranks, const Array<int64_t>& shapes,
+                          const Array<int64_t>& ranges, const Array<int64_t>& strides,
+                          int num_threads) {
+  const BoxColumns boxes{SpanOf(addresses), SpanOf(itemsizes), SpanOf(ranks),
+                         SpanOf(shapes),    SpanOf(ranges),    SpanOf(strides)};
+  std::vector<uint64_t> digests;
+  WithoutGil([&] { return DigestsOfBoxes(boxes, num_threads, &digests); });
+  return Array<uint64_t>(static_cast<py::ssize_t>(digests.size()), digests.data());
+}
+
 }  // namespace
 
 void BindMemory(py::module_& module) {
@@ -86,6 +98,8 @@ void BindMemory(py::module_& module) {
           py::arg("num_shards"))
       .def("finish", [](LocalCopy& self) { WithoutGil([&] { return self.Finish(); }); })
       .def("close", &LocalCopy::Close, py::call_guard<py::gil_scoped_release>());
+  module.def("digests", &DigestsOf, py::arg("addresses"), py::arg("itemsizes"), py::arg("ranks"),
+             py::arg("shapes"), py::arg("ranges"), py::arg("strides"), py::arg("num_threads"));
   module.def("crc32c", &Crc32cOfBuffer, py::arg("buffer"), py::arg("crc") = 0);
   module.def("crc32c_implementation", &Crc32cImplementation);
 }

@@ -7,10 +7,10 @@ namespace tsr {
 
 // BoxLayout, Plan, make_plan, ShardDirectory.
 void BindPlan(pybind11::module_& module);
-// HostMemory, LocalCopy, crc32c, crc32c_implementation.
+// HostMemory, LocalCopy, digests, crc32c, crc32c_implementation.
 void BindMemory(pybind11::module_& module);
 
-// Exporter, Fetcher.
+// Exporter, Fetcher, DigestRequest.
 void BindTransport(pybind11::module_& module);
 
 }  // namespace tsr

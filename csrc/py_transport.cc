@@ -84,9 +84,10 @@ Owned<Exporter> MakeExporter(const ShardDirectory& directory, int num_workers,
 }
 
 Owned<Fetcher> MakeFetcher(const Plan& plan, int num_workers, int window, double peer_timeout_s,
-                           bool traced) {
+                           bool traced, bool checksums, bool tells_done) {
+  const FetcherOptions options{num_workers, window, peer_timeout_s, traced, checksums, tells_done};
   std::unique_ptr<Fetcher> fetcher;
-  ThrowIfError(Fetcher::Make(&plan, {num_workers, window, peer_timeout_s, traced}, &fetcher));
+  ThrowIfError(Fetcher::Make(&plan, options, &fetcher));
   return Owned<Fetcher>(fetcher.release());
 }
 
@@ -136,9 +137,16 @@ void BindExporter(py::module_& module) {
 }
 
 void BindFetcher(py::module_& module) {
+  py::class_<DigestRequest>(module, "DigestRequest")
+      .def(py::init([](uint32_t leaf, uint32_t box, uint8_t op, std::vector<int64_t> shape,
+                       std::vector<int64_t> ranges) {
+             return DigestRequest{leaf, box, Op(op), std::move(shape), std::move(ranges)};
+           }),
+           py::arg("leaf"), py::arg("box"), py::arg("op"), py::arg("shape"), py::arg("ranges"));
   py::class_<Fetcher, Owned<Fetcher>>(module, "Fetcher")
       .def(py::init(&MakeFetcher), py::arg("plan"), py::arg("num_workers"), py::arg("window"),
-           py::arg("peer_timeout_s"), py::arg("traced"), py::keep_alive<1, 2>())
+           py::arg("peer_timeout_s"), py::arg("traced"), py::arg("checksums"),
+           py::arg("tells_done"), py::keep_alive<1, 2>())
       .def(
           "add_stream",
           [](Fetcher& self, uint32_t process, int fd, const std::string& rail, int ring_fd) {
@@ -154,6 +162,13 @@ void BindFetcher(py::module_& module) {
             WithoutGil([&] { return self.Begin(version, SpanOf(sink_addresses)); });
           },
           py::arg("version"), py::arg("sink_addresses"))
+      .def(
+          "begin_digests",
+          [](Fetcher& self, uint64_t version, std::vector<std::vector<DigestRequest>> requests) {
+            WithoutGil([&] { return self.BeginDigests(version, std::move(requests)); });
+          },
+          py::arg("version"), py::arg("requests"))
+      .def("digests", &Fetcher::Digests)
       .def("wait", &Wait, py::arg("timeout_s"))
       .def("progress_nbytes", &Fetcher::ProgressNbytes)
       .def("fetch_seconds", &Fetcher::fetch_seconds)

@@ -65,7 +65,7 @@ void SinkStream::GiveBackBlock() {
 void SinkStream::Lose(const std::string& reason) {
   if (closed()) return;
   for (const Request& request : requests_) {
-    if (request.kind != FrameKind::kFetch) continue;
+    if (!request.is_from_queue()) continue;
     Trace(request, 0);
     worker_->fetch->queue(source_->index).GiveBack(this, request.chunk);
     stats_->num_retries.fetch_add(1, std::memory_order_relaxed);
@@ -80,7 +80,7 @@ void SinkStream::Lose(const std::string& reason) {
 }
 
 void SinkStream::Trace(const Request& request, uint64_t nbytes) {
-  if (!track_.on()) return;
+  if (!track_.on() || request.kind == FrameKind::kDigest) return;
   Fetch& fetch = *worker_->fetch;
   const int num_retries = fetch.queue(source_->index).num_retries(request.chunk);
   track_.Add({source_->process, fetch.version(), request.chunk, nbytes, num_retries, request.asked,
@@ -88,8 +88,8 @@ void SinkStream::Trace(const Request& request, uint64_t nbytes) {
 }
 
 bool SinkStream::has_chunks() const {
-  return std::ranges::any_of(
-      requests_, [](const Request& request) { return request.kind == FrameKind::kFetch; });
+  return std::ranges::any_of(requests_,
+                             [](const Request& request) { return request.is_from_queue(); });
 }
 
 void SinkStream::OnTick(Clock::time_point now) {
@@ -146,12 +146,26 @@ void SinkStream::AskForChunks() {
   Fetch& fetch = *worker_->fetch;
   uint64_t chunk;
   const SourceChunks& source = fetch.plan().sources[source_->index];
+  const FrameKind kind = worker_->checksums ? FrameKind::kFetch : FrameKind::kFetchUnsummed;
   while (!fetch.over() && has_room() &&
          fetch.queue(source_->index).Take(this, requests_.size(), &chunk)) {
-    Ask(Frame{FrameKind::kFetch, source_->table_id, fetch.version(), chunk},
-        fetch.plan().chunks[source.first_chunk + chunk].nbytes);
+    if (fetch.asks_for_digests()) {
+      AskForDigest(chunk);
+    } else {
+      Ask(Frame{kind, source_->table_id, fetch.version(), chunk},
+          fetch.plan().chunks[source.first_chunk + chunk].nbytes);
+    }
     busy_.Set(true);
   }
+}
+
+void SinkStream::AskForDigest(uint64_t index) {
+  const DigestRequest& request = worker_->fetch->digest_request(source_->index, index);
+  const std::string bytes = EncodeDigestRequest(request);
+  const uint32_t crc = Crc32c(0, bytes.data(), bytes.size());
+  Ask(Frame{FrameKind::kDigest, crc, worker_->fetch->version(), index, bytes.size()},
+      static_cast<uint64_t>(VolumeOf(request.ranges)));
+  out_.insert(out_.end(), bytes.begin(), bytes.end());
 }
 
 bool SinkStream::has_room() const {
@@ -209,7 +223,7 @@ SinkStream::Step SinkStream::Receive() {
     into = cursor_;
     // What is staged is read again soon, what is in its place is not.
     const Stores stores = block_->pieces().empty() ? Stores::kPastCache : Stores::kCached;
-    summed = {payload_left_, &crc_, stores};
+    summed = {worker_->checksums ? payload_left_ : 0, &crc_, stores};
   } else if (text_left_ > 0) {
     rest = {text_.data() + reply_.nbytes - text_left_, text_left_};
   } else {
@@ -266,8 +280,11 @@ void SinkStream::HandleReply() {
   if (HasText(reply_.kind)) {
     text_left_ = reply_.nbytes;
     if (text_left_ == 0) HandleError();
-  } else if (reply_.kind == FrameKind::kChunk && asked == FrameKind::kFetch) {
+  } else if (reply_.kind == FrameKind::kChunk &&
+             (asked == FrameKind::kFetch || asked == FrameKind::kFetchUnsummed)) {
     StartChunk();
+  } else if (reply_.kind == FrameKind::kDigestIs && asked == FrameKind::kDigest) {
+    TakeDigest();
   } else if (reply_.kind == FrameKind::kTableOk && asked == FrameKind::kTable) {
     TakeRequest();
     source_->table = SourceLink::Table::kHeld;
@@ -284,11 +301,11 @@ void SinkStream::HandleError() {
   const std::string text = "source process " + std::to_string(source_->process) + ": " +
                            std::string(text_.data(), reply_.nbytes);
   const Request request = requests_.front();
-  if (request.kind == FrameKind::kFetch && reply_.kind == FrameKind::kGone) {
+  if (request.is_from_queue() && reply_.kind == FrameKind::kGone) {
     TakeRequest();
     return worker_->fetch->Fail(Status(Code::kGone, text));
   }
-  if (request.kind == FrameKind::kFetch && reply_.kind == FrameKind::kNoTable) {
+  if (request.is_from_queue() && reply_.kind == FrameKind::kNoTable) {
     TakeRequest();
     worker_->fetch->queue(source_->index).GiveBack(this, request.chunk);
     auto held = SourceLink::Table::kHeld;
@@ -297,6 +314,16 @@ void SinkStream::HandleError() {
   }
   if (worker_->fetch) worker_->fetch->Fail(Status(Code::kPlan, text));
   Lose(text);
+}
+
+void SinkStream::TakeDigest() {
+  Fetch& fetch = *worker_->fetch;
+  if (reply_.version != fetch.version()) return Lose("a digest that was not asked for");
+  const Request request = TakeRequest();
+  fetch.SetDigest(source_->index, request.chunk, reply_.chunk);
+  fetch.queue(source_->index).Finish(this);
+  fetch.Verified(0);
+  Pump();
 }
 
 void SinkStream::StartChunk() {
@@ -339,7 +366,9 @@ void SinkStream::Verify() {
   if (requests_.empty()) GiveBackBlock();
   stats_->nbytes.fetch_add(reply_.nbytes, std::memory_order_relaxed);
   stats_->num_chunks.fetch_add(1, std::memory_order_relaxed);
-  Append(Frame{FrameKind::kDone, source_->table_id, fetch.version(), chunk});
+  if (worker_->tells_done) {
+    Append(Frame{FrameKind::kDone, source_->table_id, fetch.version(), chunk});
+  }
   fetch.queue(source_->index).Finish(this);
   fetch.Verified(reply_.nbytes);
   Pump();

@@ -42,6 +42,8 @@ struct SinkWorker {
   const Plan* plan;
   size_t window;  // requests in flight on a stream; more where they are small
   Clock::duration peer_timeout;
+  bool checksums;  // see FetcherOptions
+  bool tells_done;
   // Has every stream of every worker look for something to do. Any thread.
   std::function<void()> wake_all;
   std::shared_ptr<Fetch> fetch;  // on the worker's thread; null between versions
@@ -72,6 +74,8 @@ class SinkStream final : public Pollable {
     uint64_t chunk;
     uint64_t nbytes;          // of the chunk
     Clock::time_point asked;  // of a chunk that is traced
+
+    bool is_from_queue() const { return kind != FrameKind::kTable && kind != FrameKind::kPing; }
   };
   enum class Step { kMoved, kBlocked };
 
@@ -81,6 +85,7 @@ class SinkStream final : public Pollable {
   // room; Flush() sends, once for all that a turn has to say, or sooner.
   void Pump();
   void AskForChunks();
+  void AskForDigest(uint64_t index);
   bool has_room() const;
   void Ask(const Frame& request, uint64_t chunk_nbytes = 0);
   Request TakeRequest();
@@ -96,6 +101,7 @@ class SinkStream final : public Pollable {
   void HandleReply();
   void HandleError();
   void StartChunk();
+  void TakeDigest();
   void Verify();
   void GiveBackBlock();
   void Trace(const Request& request, uint64_t nbytes);

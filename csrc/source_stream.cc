@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "crc32c.h"
+#include "digest.h"
+#include "digest_request.h"
 
 namespace tsr {
 namespace {
@@ -72,12 +74,12 @@ void SourceStream::OnReady(uint32_t events) {
   // The other streams of this worker wait, and so does who withdraws a version: a turn ends after a
   // large chunk or several small ones, and after some steps though the peer sends faster than they
   // are taken.
-  uint64_t sent_nbytes = 0;
-  for (int i = 0; i < kStepsPerTurn && sent_nbytes < kTurnNbytes && !closed(); ++i) {
+  read_nbytes_ = 0;
+  for (int i = 0; i < kStepsPerTurn && read_nbytes_ < kTurnNbytes && !closed(); ++i) {
     if (replying()) {
       const uint64_t chunk_nbytes = gather_ ? gather_->chunk().nbytes : 0;
       if (SendReply() == Step::kBlocked) break;
-      sent_nbytes += chunk_nbytes;
+      read_nbytes_ += chunk_nbytes;
     } else if ((table_request_ ? ReceiveTable() : ReceiveRequest()) == Step::kBlocked) {
       break;
     }
@@ -103,6 +105,12 @@ SourceStream::Step SourceStream::ReceiveRequest() {
     const IoResult result = pipe_->Receive(&iov, 1, {});
     if (!Received(result)) return Step::kBlocked;
     in_end_ += result.nbytes();
+    return Step::kMoved;
+  }
+  if (digest_request_) {
+    const std::span bytes(in_.data() + in_begin_, digest_request_->nbytes);
+    in_begin_ += bytes.size();
+    HandleDigest(bytes);
     return Step::kMoved;
   }
   Frame request;
@@ -152,7 +160,11 @@ void SourceStream::Handle(const Frame& request) {
       table_request_ = request;
       return;
     case FrameKind::kFetch:
+    case FrameKind::kFetchUnsummed:
       return HandleFetch(request);
+    case FrameKind::kDigest:
+      digest_request_ = request;
+      return;
     case FrameKind::kDone:
       // Only of a version that is here, so that what is kept of it is forgotten with it.
       if (worker_->versions->Holds(request.version)) {
@@ -195,11 +207,34 @@ void SourceStream::HandleFetch(const Frame& request) {
   head.nbytes = chunk.nbytes;
   EncodeFrame(head, FrameBytes(head_.data(), kFrameNbytes));
   gather_.emplace(*worker_->directory, std::move(table), std::move(published), request.chunk);
+  summed_ = request.kind == FrameKind::kFetch;
   crc_ = 0;
   traced_chunk_ = request.chunk;
   busy_.Set(true);
   block_has_head_ = true;
   FillBlock();
+}
+
+// The memory is read here and now, so whoever withdraws it waits for the end of the turn.
+void SourceStream::HandleDigest(std::span<const uint8_t> bytes) {
+  const Frame frame = *std::exchange(digest_request_, std::nullopt);
+  if (Crc32c(0, bytes.data(), bytes.size()) != frame.table) return Lose();
+  DigestRequest request;
+  size_t index = 0;
+  Status status =
+      DecodeDigestRequest(bytes, *worker_->directory, worker_->max_chunk_nbytes, &request, &index);
+  if (!status.ok()) return Reply(FrameKind::kInvalid, frame, status.message());
+  std::shared_ptr<const PublishedVersion> published;
+  status = worker_->versions->Find(frame.version, std::span(&request.leaf, 1), &published);
+  if (!status.ok()) return Reply(FrameKind::kGone, frame, status.message());
+  const ShardDirectory::Shard& shard = worker_->directory->shard(index);
+  const std::span<const int64_t> strides = published->strides(index);
+  const int64_t offset = OffsetOf(request.ranges, worker_->directory->range(shard), strides);
+  Frame answer = frame;
+  answer.chunk = DigestOfBox(request.op, shard.itemsize, request.shape,
+                             {request.ranges, published->base(index) + offset, strides});
+  read_nbytes_ += static_cast<uint64_t>(VolumeOf(request.ranges)) * shard.itemsize;
+  Reply(FrameKind::kDigestIs, answer);
 }
 
 void SourceStream::Reply(FrameKind kind, const Frame& request, std::string_view text) {
@@ -250,7 +285,8 @@ SourceStream::Step SourceStream::SendReply() {
 }
 
 IoResult SourceStream::SendBlock() {
-  if (!gather_ || !pipe_->sums_sent()) return pipe_->Send(cursor_.iov(), cursor_.num_iov(), {});
+  if (!gather_ || !summed_ || !pipe_->sums_sent())
+    return pipe_->Send(cursor_.iov(), cursor_.num_iov(), {});
   // The checksum begins behind the head, which goes alone.
   const bool head_left = block_has_head_ && block_sent_nbytes_ < kFrameNbytes;
   if (head_left) return pipe_->Send(cursor_.iov(), 1, {});
@@ -269,7 +305,7 @@ void SourceStream::FillBlock() {
   if (block_has_head_) block_->Append(head_.data(), kFrameNbytes);
   gather_->Fill(block_.get());
   stopwatch.Lap(&stats_->copy_ns);
-  if (!rebuild_ && !pipe_->sums_sent()) {
+  if (!rebuild_ && summed_ && !pipe_->sums_sent()) {
     for (const iovec& iov : block_->iov().subspan(block_has_head_ ? 1 : 0)) {
       crc_ = Crc32c(crc_, iov.iov_base, iov.iov_len);
     }

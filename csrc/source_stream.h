@@ -53,12 +53,15 @@ class SourceStream final : public Pollable {
   Step ReceiveRequest();
   Step ReceiveTable();
   bool Received(const IoResult& result);
-  bool has_request() const { return in_end_ - in_begin_ >= kFrameNbytes; }
+  // Whether the next frame is here, or all that follows the one of a digest.
+  bool has_request() const { return in_end_ - in_begin_ >= wanted_nbytes(); }
+  size_t wanted_nbytes() const { return digest_request_ ? digest_request_->nbytes : kFrameNbytes; }
   // Whether received bytes can be handled without another one.
   bool has_input() const;
   void Handle(const Frame& request);
   void HandleTable();
   void HandleFetch(const Frame& request);
+  void HandleDigest(std::span<const uint8_t> bytes);
 
   // Replies.
   void Reply(FrameKind kind, const Frame& request, std::string_view text = {});
@@ -82,7 +85,9 @@ class SourceStream final : public Pollable {
   std::array<uint8_t, 4096> in_;  // requests that were received and not yet handled
   size_t in_begin_ = 0;
   size_t in_end_ = 0;
-  std::optional<Frame> table_request_;  // while its table arrives
+  std::optional<Frame> digest_request_;  // until what follows it is there
+  uint64_t read_nbytes_ = 0;             // of the version's memory, in this turn
+  std::optional<Frame> table_request_;   // while its table arrives
   std::vector<uint8_t> table_;
   size_t table_nbytes_ = 0;  // received
 
@@ -98,6 +103,7 @@ class SourceStream final : public Pollable {
   size_t block_sent_nbytes_ = 0;
   size_t payload_end_ = 0;  // of the block
   bool rebuild_ = false;    // the block was given back in the middle
+  bool summed_ = true;      // whether the sink wants a checksum
   uint32_t crc_ = 0;        // the trailer, once all of the chunk is in it
 };
 

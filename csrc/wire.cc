@@ -29,13 +29,14 @@ uint32_t CrcOf(const Layout& layout) { return Crc32c(0, &layout, offsetof(Layout
 constexpr uint8_t kMagic[3] = {'T', 'S', 'R'};
 
 bool IsKnown(FrameKind kind) {
-  return (kind >= FrameKind::kTable && kind <= FrameKind::kPing) ||
-         (kind >= FrameKind::kTableOk && kind <= FrameKind::kNoTable);
+  return (kind >= FrameKind::kTable && kind <= FrameKind::kDigest) ||
+         (kind >= FrameKind::kTableOk && kind <= FrameKind::kDigestIs);
 }
 
 bool NbytesFits(const Layout& layout) {
   if (layout.kind == FrameKind::kChunk) return true;
   if (layout.kind == FrameKind::kTable) return layout.nbytes <= kMaxTableNbytes;
+  if (layout.kind == FrameKind::kDigest) return layout.nbytes <= kMaxDigestRequestNbytes;
   return layout.nbytes <= (HasText(layout.kind) ? kMaxTextNbytes : 0);
 }
 

@@ -13,6 +13,7 @@ inline constexpr size_t kFrameNbytes = 32;
 inline constexpr size_t kTrailerNbytes = 4;            // CRC32C after the bytes of a chunk
 inline constexpr uint64_t kMaxTextNbytes = 512;        // of an error's text
 inline constexpr uint64_t kMaxTableNbytes = 1u << 30;  // of a chunk table
+inline constexpr uint64_t kMaxDigestRequestNbytes = 1024;
 
 // Values are on the wire: never renumber.
 enum class FrameKind : uint8_t {
@@ -21,6 +22,8 @@ enum class FrameKind : uint8_t {
   kFetch = 2,
   kDone = 3,  // the sink has verified the chunk; no answer
   kPing = 4,
+  kFetchUnsummed = 5,  // as kFetch, but no checksum is computed: the trailer is 0
+  kDigest = 6,         // the bytes of a DigestRequest follow
   // Source to sink, in the order of the requests.
   kTableOk = 17,
   kChunk = 18,  // the bytes of the chunk and a trailer follow
@@ -28,16 +31,19 @@ enum class FrameKind : uint8_t {
   kGone = 20,     // the version, or a leaf of the chunk, is not held here any more; text follows
   kInvalid = 21,  // a request that makes no sense; text follows
   kNoTable = 22,  // this source doesn't have the table; text follows
+  kDigestIs = 23,
 };
 
-inline bool IsRequest(FrameKind kind) { return kind <= FrameKind::kPing; }
-inline bool HasText(FrameKind kind) { return kind >= FrameKind::kGone; }
+inline bool IsRequest(FrameKind kind) { return kind <= FrameKind::kDigest; }
+inline bool HasText(FrameKind kind) {
+  return kind >= FrameKind::kGone && kind <= FrameKind::kNoTable;
+}
 
 struct Frame {
   FrameKind kind;
-  uint32_t table = 0;  // CRC32C of the table's bytes
+  uint32_t table = 0;  // CRC32C of the table's bytes; of those of a DigestRequest
   uint64_t version = 0;
-  uint64_t chunk = 0;   // index in the table
+  uint64_t chunk = 0;   // index in the table; the digest
   uint64_t nbytes = 0;  // of what follows the frame, the trailer not counted; below 2^32
 };
 

@@ -39,6 +39,7 @@ def options(token: bytes, peer_timeout: float, tls: TLS | None = None) -> Option
         congestion=None,
         peer_timeout=peer_timeout,
         same_host="auto",
+        verify="wire",
         insecure=False,
         trace=None,
         tls=tls,

@@ -96,7 +96,8 @@ def test_flipped_bit_is_caught_and_what_it_hit_comes_again(proxied, direction, n
     num_flips, odds = {"table": (1, 1.0), "handshake": (6, 0.3)}.get(name, (4, 0.1))
     flips = Flips(1, {(direction, name)}, num_flips, odds)
     proxied(flips)
-    with connect_trainer(token="secret") as trainer, connect_sampler(trainer, token="secret") as s:
+    options = {"token": "secret", "verify": "full" if name == "digest" else "wire"}
+    with connect_trainer(token="secret") as trainer, connect_sampler(trainer, **options) as s:
         version = 0
         while version < 5 or flips.left:
             version += 1
@@ -129,6 +130,18 @@ def test_flips_anywhere_commit_no_wrong_byte(proxied):
         oracle.assert_equal(update.params, SPECS, 21, SAMPLER)
         del handle
     assert flips.done > 10 and taken > 5
+
+
+def test_flipped_bit_goes_unseen_where_nothing_is_verified(proxied):
+    flips = Flips(4, {("replies", "payload")}, 1, odds=1.0)
+    proxied(flips)
+    with connect_trainer() as trainer, connect_sampler(trainer, verify="off") as sampler:
+        tsr.sync_weights(oracle.params(SPECS, TRAINER, 1), to=trainer, version=1)
+        with pytest.raises(AssertionError, match="of version 1"):
+            oracle.assert_equal(sampler.sync_weights().params, SPECS, 1, SAMPLER)
+        tsr.sync_weights(oracle.params(SPECS, TRAINER, 2), to=trainer, version=2)
+        oracle.assert_equal(sampler.sync_weights().params, SPECS, 2, SAMPLER)
+    assert flips.done == 1
 
 
 def test_chunk_that_never_arrives_whole_is_refused_and_former_params_stay(proxied):

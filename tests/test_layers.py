@@ -34,6 +34,7 @@ FLOORS = (
     ("buffers", "rails", "transport"),
     ("generation_layout", "listener"),
     ("generations",),
+    ("verification",),
     # control
     ("messages", "long_messages", "keepalive"),
     ("greeting",),
@@ -63,7 +64,7 @@ FLOORS = (
     ("launch", "bench", "doctor"),
 )
 FLOOR_OF = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
-USES_NATIVE = {"plan", "generations", "transport", "one_client", "bench", "doctor"}
+USES_NATIVE = {"plan", "generations", "transport", "verification", "one_client", "bench", "doctor"}
 MAX_LINES = 400
 NO_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "base", "manager", "handler"}
 

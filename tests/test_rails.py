@@ -31,6 +31,7 @@ OPTIONS = Options.checked(
     congestion=None,
     peer_timeout=5.0,
     same_host="tcp",
+    verify="wire",
     insecure=False,
     trace=None,
     tls=None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tpu_sync_rl import handshake
 
 _FRAME = struct.Struct("<3sBIQQII")
-_TABLE, _CHUNK = 1, 18
+_TABLE, _DIGEST = 1, 6
 _TRAILER_NBYTES = 4
 _OPENING_NBYTES = {
     "requests": handshake.HELLO_NBYTES + handshake.PROOF_NBYTES,
@@ -18,7 +18,7 @@ _OPENING_NBYTES = {
 }
 
 PARTS = {
-    "requests": ("handshake", "header", "table"),
+    "requests": ("handshake", "header", "table", "digest"),
     "replies": ("handshake", "header", "payload", "trailer"),
 }
 
@@ -41,6 +41,8 @@ class Part:
     offset: int
     data: bytearray
 
+
+_FOLLOWING = {_TABLE: "table", _DIGEST: "digest"}
 
 Change = Callable[[Part], None]
 
@@ -74,7 +76,7 @@ class _Parser:
             _, kind, _, _, _, follow, _ = _FRAME.unpack(self.header)
             self.header.clear()
             if follow:
-                name, nbytes = ("table" if kind == _TABLE else "payload"), follow
+                name, nbytes = _FOLLOWING.get(kind, "payload"), follow
         elif self.name == "payload":
             name, nbytes = "trailer", _TRAILER_NBYTES
         self.name, self.nbytes, self.offset = name, nbytes, 0

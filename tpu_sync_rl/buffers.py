@@ -71,7 +71,7 @@ class LocalShards:
                 accumulate((n * rank for n, rank in zip(counts, ranks, strict=True)), initial=0)
             ),
             in_place=tuple(
-                _is_readable_in_place(x.dtype, devices[id(of_device)])
+                is_readable_in_place(x.dtype, devices[id(of_device)])
                 for x, of_device in zip(manifest.leaves, table.device_boxes, strict=True)
             ),
             is_key=tuple(leaf.dtype.startswith("key<") for leaf in manifest.leaves),
@@ -118,7 +118,8 @@ _BUFFER_DTYPES = frozenset(np.dtype(code).name for code in "?bhilqBHILQefdFD")
 _NARROW = re.compile(r"(u?int|float)[1-7](_|$)")
 
 
-def _is_readable_in_place(dtype: str, devices: tuple[jax.Device, ...]) -> bool:
+def is_readable_in_place(dtype: str, devices: tuple[jax.Device, ...]) -> bool:
+    """Whether elements of `dtype` can be read at the address of their buffers on `devices`."""
     return not _NARROW.match(dtype) and all(device.platform == "cpu" for device in devices)
 
 
@@ -212,7 +213,7 @@ class Aliases:
         else:
             pins, order = [np.array(part, order="C") for part in parts], None
             addresses = [pin.ctypes.data for pin in pins]
-        strides = _strides(shards.shapes[first], order, shards.itemsize.item(first))
+        strides = byte_strides(shards.shapes[first], order, shards.itemsize.item(first))
         self.addresses[first:last] = addresses
         self.strides[shards.first_stride[leaf] : shards.first_stride[leaf + 1]] = strides * (
             last - first
@@ -267,7 +268,7 @@ def _parts(array: jax.Array, devices: tuple[jax.Device, ...]) -> list[jax.Array]
 
 
 @lru_cache
-def _strides(
+def byte_strides(
     shape: tuple[int, ...], order: tuple[int, ...] | None, itemsize: int
 ) -> tuple[int, ...]:
     """Byte strides of a dense array whose dimensions are `order` from major to minor (rows)."""

@@ -18,6 +18,7 @@ from tpu_sync_rl.options import (
     Commit,
     OnStraggler,
     Options,
+    Verify,
     check_choice,
     checked_int,
     checked_name,
@@ -52,6 +53,7 @@ def connect_trainer(
     congestion: str | None = None,
     peer_timeout: float = 10.0,
     same_host: str = "auto",
+    verify: Verify = "wire",
     insecure: bool = False,
     trace: str | os.PathLike[str] | None = None,
     tls: TLS | None = None,
@@ -103,6 +105,7 @@ def connect_trainer(
             that is allowed, and the system's elsewhere.
         peer_timeout: seconds without a sign of life after which a peer is lost.
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
+        verify: accepted for symmetry with `connect_sampler`, whose value counts.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of each sync: stages, and a track of chunks per stream.
             A program that is killed leaves it without its last "]": Chrome and Perfetto open it
@@ -127,6 +130,7 @@ def connect_trainer(
         congestion=congestion,
         peer_timeout=peer_timeout,
         same_host=same_host,
+        verify=verify,
         insecure=insecure,
         trace=trace,
         tls=tls,
@@ -223,6 +227,7 @@ def connect_sampler(
     congestion: str | None = None,
     peer_timeout: float = 10.0,
     same_host: str = "auto",
+    verify: Verify = "wire",
     insecure: bool = False,
     trace: str | os.PathLike[str] | None = None,
     tls: TLS | None = None,
@@ -266,6 +271,11 @@ def connect_sampler(
             that is allowed, and the system's elsewhere.
         peer_timeout: seconds without a sign of life after which a peer is lost.
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
+        verify: how what comes is held against what the trainer has. "wire": by a checksum of each
+            chunk. "full": besides, before a version counts as prepared, the memory of its arrays
+            is compared with the trainer's, box by box, by digests that tell where each element
+            belongs; a version that differs is refused, and fetched anew. The trainer keeps its
+            memory until then. "off": not at all.
         insecure: use NICs beyond loopback without a token.
         trace: file for a Chrome trace of each sync: stages, and a track of chunks per stream.
             A program that is killed leaves it without its last "]": Chrome and Perfetto open it
@@ -289,6 +299,7 @@ def connect_sampler(
         congestion=congestion,
         peer_timeout=peer_timeout,
         same_host=same_host,
+        verify=verify,
         insecure=insecure,
         trace=trace,
         tls=tls,

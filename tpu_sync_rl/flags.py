@@ -80,6 +80,12 @@ flags.DEFINE_enum(
     ["auto", "tcp"],
     "tcp: use no shortcut between processes of one host.",
 )
+flags.DEFINE_enum(
+    "tsr_verify",
+    None,
+    ["off", "wire", "full"],
+    "Sampler: wire: a checksum of each chunk; full: compare the memory of both ends, too.",
+)
 flags.DEFINE_bool("tsr_insecure", None, "Use NICs beyond loopback without a token.")
 flags.DEFINE_string("tsr_trace", None, "File for a Chrome trace of each sync.")
 flags.DEFINE_string("tsr_tls_certificate", None, "PEM file: this end's certificate, for TLS.")

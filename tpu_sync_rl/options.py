@@ -22,6 +22,7 @@ MAX_PEER_TIMEOUT_S = 86400.0  # gRPC and epoll count it in 32 bits of millisecon
 Wait = Literal["received", "committed"]  # what a trainer's sync_weights may wait for
 OnStraggler = Literal["wait", "drop"]  # what becomes of a call whose replica is too slow
 Commit = Literal["replica", "fleet"]  # who returns a version together
+Verify = Literal["off", "wire", "full"]  # how a version is held against its source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class Options:
             that is allowed, and the system's elsewhere.
         peer_timeout_s: after this long without a sign of life a peer is lost.
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
+        verify: "wire" sums each chunk, "full" compares the memory of both ends, too.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of the stages and chunks of each sync.
         tls: certificates of the control streams; None leaves them in the clear.
@@ -54,6 +56,7 @@ class Options:
     congestion: str | None
     peer_timeout_s: float
     same_host: str
+    verify: Verify
     insecure: bool
     trace: str | None
     tls: TLS | None
@@ -72,6 +75,7 @@ class Options:
         congestion: str | None,
         peer_timeout: float,
         same_host: str,
+        verify: Verify,
         insecure: bool,
         trace: str | os.PathLike[str] | None,
         tls: TLS | None,
@@ -87,6 +91,7 @@ class Options:
         if congestion is not None:
             check_congestion(congestion)
         check_choice("same_host", same_host, "auto", "tcp")
+        check_choice("verify", verify, "off", "wire", "full")
         if tls is not None:
             check_tls(tls)
         check_registry(metrics)
@@ -100,6 +105,7 @@ class Options:
             congestion=congestion,
             peer_timeout_s=checked_seconds("peer_timeout", peer_timeout, 1, MAX_PEER_TIMEOUT_S),
             same_host=same_host,
+            verify=verify,
             insecure=bool(insecure),
             trace=None if trace is None else os.fspath(trace),
             tls=tls,

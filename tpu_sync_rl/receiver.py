@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tpu_sync_rl.dialler import Dialler
-from tpu_sync_rl.errors import PeerLostError
+from tpu_sync_rl.errors import CorruptionError, PeerLostError
 from tpu_sync_rl.generations import Generation, GenerationPool
 from tpu_sync_rl.manifest import Manifest, Rename, match
 from tpu_sync_rl.messages import (
@@ -30,6 +30,7 @@ from tpu_sync_rl.plan import Plan, make_plan
 from tpu_sync_rl.process_stats import ProcessStats
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Fetcher
+from tpu_sync_rl.verification import Verification
 
 _POLL_S = 0.1
 _GOODBYE_S = 0.5
@@ -54,6 +55,7 @@ class _Source:
     plan: Plan
     fetcher: Fetcher
     dialler: Dialler
+    verification: Verification | None  # with verify="full"
 
     def close(self) -> None:
         self.dialler.close()
@@ -76,6 +78,7 @@ class Receiver:
         options: Options,
         manifest: Manifest,
         *,
+        replica: str,
         process: int,
         pool: GenerationPool,
         rename: Rename,
@@ -85,6 +88,7 @@ class Receiver:
     ) -> None:
         self._options = options
         self._manifest = manifest
+        self._replica = replica
         self._process = process
         self._pool = pool
         self._rename = rename
@@ -185,7 +189,9 @@ class Receiver:
                 plan.native,
                 peer_timeout_s=self._options.peer_timeout_s,
                 traced=self._trace.is_on,
+                verify=self._options.verify,
             )
+            verification = Verification(plan) if self._options.verify == "full" else None
             dialler = Dialler(
                 self._options,
                 fetcher,
@@ -194,7 +200,7 @@ class Receiver:
                 sink=self.sink,
                 tickets=trainer.tickets,
             )
-            self._source = _Source(trainer, self.sink, plan, fetcher, dialler)
+            self._source = _Source(trainer, self.sink, plan, fetcher, dialler, verification)
         self._send(Admit(trainer.digest))
 
     def _compare(self, manifest: bytes) -> tuple[Plan | None, str]:
@@ -247,29 +253,53 @@ class Receiver:
         fetcher.begin(held.version, generation.sink_addresses)
         try:
             generation.prepare_arrays()
-            silent_since = time.monotonic()
-            while not fetcher.wait(_POLL_S):
-                self._stop_if_told(held)
-                source.dialler.open_missing()
-                lost = source.dialler.lost()
-                if not lost:
-                    silent_since = time.monotonic()
-                elif self._is_hopeless(held, silent_since):
-                    raise PeerLostError(f"version {held.version}: {'; '.join(lost.values())}")
+            self._wait(held, source)
         finally:
             fetcher.end()
             self._trace.chunks("source", *fetcher.take_events())
         leaves = generation.arrays()
-        ended = time.monotonic()
+        ended = made = time.monotonic()
         traffic = fetcher.received()
         stages = {"wait": waited - began, "wire": traffic.seconds["wire"]}
-        stages["arrays"] = ended - began - sum(stages.values())
+        stages["arrays"] = made - began - sum(stages.values())
+        if source.verification is not None:
+            self._verify(held, source, source.verification, leaves)
+            ended = time.monotonic()
+            stages["verify"] = ended - made
         self._trace.stages(held.version, began, stages.items())
         seconds = {"plan": self._planned_s, **traffic.seconds, **stages, "total": ended - began}
         self._planned_s = 0.0
         plan, rails = source.plan, source.dialler.described(traffic.rails)
         stats = ProcessStats(plan.nbytes, plan.wire_nbytes, seconds, rails)
         return Received(held, generation, leaves, stats)
+
+    def _wait(self, held: Held, source: _Source) -> None:
+        """Waits for all that the fetcher has begun; sees to it that it has streams."""
+        silent_since = time.monotonic()
+        while not source.fetcher.wait(_POLL_S):
+            self._stop_if_told(held)
+            source.dialler.open_missing()
+            lost = source.dialler.lost()
+            if not lost:
+                silent_since = time.monotonic()
+            elif self._is_hopeless(held, silent_since):
+                raise PeerLostError(f"version {held.version}: {'; '.join(lost.values())}")
+
+    def _verify(
+        self, held: Held, source: _Source, verification: Verification, leaves: list[Any]
+    ) -> None:
+        source.fetcher.begin_digests(held.version, verification.requests)
+        try:
+            found = verification.digests_of(leaves)  # while the sources compute theirs
+            self._wait(held, source)
+        finally:
+            source.fetcher.end()
+        differences = verification.differences(found, source.fetcher.digests())
+        if differences:
+            raise CorruptionError(
+                f"version {held.version} is not in process {self._process} of replica "
+                f"{self._replica!r} what the trainer has, so it is not used: {differences}"
+            )
 
     def _free_generation(self, held: Held) -> Generation:
         while True:

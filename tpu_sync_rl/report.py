@@ -114,6 +114,7 @@ class Report:
     - "wire": from the first request to the last verified byte. In a trainer's `local`: how long
       its busiest rail had a chunk under way.
     - "arrays": from there until the jax.Arrays were made.
+    - "verify": comparing their memory with the trainer's; with `verify="full"` alone.
     - "total": the whole transfer on a sampler, the whole call on a trainer.
 
     Those of the threads that move bytes, all of a process together, within "wire":

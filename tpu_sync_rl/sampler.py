@@ -128,6 +128,7 @@ class SamplerSession:
         self._receiver = Receiver(
             options,
             table.manifest,
+            replica=replica,
             process=program.index,
             pool=self._pool,
             rename=rename,
@@ -189,6 +190,8 @@ class SamplerSession:
 
         Raises:
             SyncTimeoutError: nothing came in time; says what is known of the trainer.
+            CorruptionError: a chunk came wrong again and again, or `verify="full"` found a
+                difference; the version is fetched anew for the next call.
             ManifestError: what the trainer has does not fit `like`; names every differing key.
             JobEndedError: the trainer closed the job, and its last version has been taken.
             VersionError: a newer session took this process's place.

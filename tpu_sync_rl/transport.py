@@ -5,7 +5,7 @@ descriptors that they are given, also where the call fails.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpu_sync_rl import _native
-from tpu_sync_rl.options import MAX_CHUNK_NBYTES
+from tpu_sync_rl.options import MAX_CHUNK_NBYTES, Verify
 from tpu_sync_rl.report import RailReport
 from tpu_sync_rl.trace import ChunkEvent
 
@@ -214,15 +214,22 @@ class Fetcher:
         num_workers: int = 2,
         window: int = 3,
         traced: bool = False,
+        verify: Verify = "wire",
     ) -> None:
         """Starts `num_workers` threads; each stream keeps `window` requests in flight.
 
-        With `traced` it keeps what `take_events` tells.
+        With `traced` it keeps what `take_events` tells. With `verify="off"` chunks have no
+        checksums; with "full" sources are not told which are verified, since digests are asked for
+        afterwards, of memory that they have to keep until then.
 
         Raises:
             SyncError: the system has no thread or descriptor left.
         """
-        self._native = _native.Fetcher(plan, num_workers, window, peer_timeout_s, traced)
+        checksums, tells_done = verify != "off", verify != "full"
+        self._native = _native.Fetcher(
+            plan, num_workers, window, peer_timeout_s, traced, checksums, tells_done
+        )
+        self._sources = [process for process, _, _ in plan.sources()]
         self._before: _Counters = {}
 
     def add_stream(self, source_process: int, fd: int, rail: str, ring_fd: int = -1) -> None:
@@ -250,8 +257,27 @@ class Fetcher:
         self._before = self._native.stats()
         self._native.begin(version, sink_addresses)
 
+    def begin_digests(
+        self, version: int, requests: Mapping[int, Sequence[_native.DigestRequest]]
+    ) -> None:
+        """Starts to ask for digests of a version; returns at once. Ends with `end`, as a fetch.
+
+        Args:
+            version: published by the sources.
+            requests: to each source process of the plan that is asked for any.
+
+        Raises:
+            ValueError: the version before has not ended.
+        """
+        asked = [list(requests.get(process, ())) for process in self._sources]
+        self._native.begin_digests(version, asked)
+
+    def digests(self) -> dict[int, list[int]]:
+        """What sources answered to `begin_digests`, once `wait` says that all have."""
+        return dict(zip(self._sources, self._native.digests(), strict=True))
+
     def wait(self, timeout_s: float) -> bool:
-        """Waits until every chunk is verified; False when `timeout_s` passed first.
+        """Waits until every chunk, or digest, has come; False when `timeout_s` passed first.
 
         Raises:
             VersionError: a source no longer holds the version, or a leaf of it.

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "digest.h"
 #include "transfer.h"
 
 namespace tsr {
@@ -69,6 +70,51 @@ TEST_P(EveryRailTest, EveryByteArrivesWhereItBelongs) {
     EXPECT_EQ(fetcher->ProgressNbytes(), transfer.plan.wire_nbytes);
     EXPECT_EQ(fetcher->NumStreams(0), 2);
   }
+}
+
+TEST_P(EveryRailTest, DigestsOfEveryBoxComeFromTheSourcesMemory) {
+  Transfer transfer(VariedLeaves(), /*num_sources=*/1, /*chunk_nbytes=*/200'000);
+  const auto exporter = MakeExporter(*transfer.sources[0]);
+  const auto fetcher = MakeFetcher(transfer.plan);
+  for (int i = 0; i < 2; ++i) Connect(exporter.get(), fetcher.get(), 0);
+  ASSERT_OK(transfer.Publish(exporter.get(), 0, 3));
+  const ShardDirectory& directory = transfer.sources[0]->directory;
+  std::vector<DigestRequest> requests;
+  std::vector<uint64_t> expected;
+  for (size_t i = 0; i < directory.num_shards(); ++i) {
+    const ShardDirectory::Shard& shard = directory.shard(i);
+    const BoxView range = directory.range(shard);
+    const LeafPair& pair = transfer.plan.input.pairs[shard.leaf];
+    const std::vector<int64_t>& shape = transfer.plan.input.layouts[pair.source_layout].shape;
+    const ShardMemory& memory = transfer.sources[0]->shards[i];
+    requests.push_back({shard.leaf, shard.box, pair.op, shape, {range.begin(), range.end()}});
+    expected.push_back(
+        DigestOfBox(pair.op, shard.itemsize, shape, {range, memory.bytes.data(), memory.strides}));
+  }
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_OK(fetcher->BeginDigests(3, {requests}));
+    bool done = false;
+    ASSERT_OK(fetcher->Wait(Deadline::After(kTestTimeoutS), &done));
+    fetcher->End();
+    ASSERT_TRUE(done);
+    EXPECT_EQ(fetcher->Digests().at(0), expected);
+  }
+  ASSERT_OK(FetchAll(fetcher.get(), transfer, 3));
+  EXPECT_TRUE(transfer.SinkIsRight());
+  EXPECT_EQ(fetcher->BeginDigests(3, {}).message(),
+            "digests: expected requests to 1 sources, got 0");
+}
+
+TEST_P(EveryRailTest, EveryByteArrivesWithoutChecksums) {
+  Transfer transfer(VariedLeaves(), 1, 200'000);
+  const auto exporter = MakeExporter(*transfer.sources[0]);
+  const auto fetcher = MakeFetcher(
+      transfer.plan,
+      {.num_workers = 1, .window = 3, .peer_timeout_s = kTestTimeoutS, .checksums = false});
+  Connect(exporter.get(), fetcher.get(), 0);
+  ASSERT_OK(transfer.Publish(exporter.get(), 0, 3));
+  ASSERT_OK(FetchAll(fetcher.get(), transfer, 3));
+  EXPECT_TRUE(transfer.SinkIsRight());
 }
 
 TEST_P(EveryRailTest, ThousandsOfSmallLeavesShareChunks) {

@@ -68,6 +68,53 @@ class SinkStreamTest : public ::testing::Test {
   std::unique_ptr<Fetcher> fetcher_;
 };
 
+TEST_F(SinkStreamTest, AsksForNoChecksumsAndTellsNothingWhereItIsToldSo) {
+  Start({.num_workers = 1,
+         .window = 1,
+         .peer_timeout_s = kTestTimeoutS,
+         .checksums = false,
+         .tells_done = false});
+  RawPeer peer = Connect();
+  peer.TakeTable();
+  Begin();
+  for (size_t i = 0; i < transfer_.plan.chunks.size(); ++i) {
+    const Frame fetch = peer.ReadFrame();  // no DONE comes before the next one
+    EXPECT_EQ(fetch.kind, FrameKind::kFetchUnsummed);
+    peer.WriteChunk(fetch, PayloadOf(fetch), 0);
+  }
+  bool done = false;
+  EXPECT_OK(Wait(&done));
+  EXPECT_TRUE(done);
+  fetcher_->End();
+  EXPECT_TRUE(transfer_.SinkIsRight());
+}
+
+TEST_F(SinkStreamTest, DigestsOfALostStreamAreAskedForOnAnother) {
+  Start({.num_workers = 1, .window = 2, .peer_timeout_s = kTestTimeoutS});
+  RawPeer first = Connect();
+  first.TakeTable();
+  const DigestRequest request{0, 0, Op(), {2'000'000}, {0, 2'000'000}};
+  ASSERT_OK(fetcher_->BeginDigests(5, {{request, request, request}}));
+  EXPECT_EQ(first.ReadFrame().kind, FrameKind::kDigest);
+  first.Close();
+  WaitUntilStreams(0);
+  const RawPeer second = Connect();
+  for (int i = 0; i < 3; ++i) {
+    Frame frame = second.ReadFrame();
+    ASSERT_EQ(frame.kind, FrameKind::kDigest);
+    second.Read(frame.nbytes);
+    frame.kind = FrameKind::kDigestIs;
+    frame.nbytes = 0;
+    frame.chunk += 10;
+    second.Write(frame);
+  }
+  bool done = false;
+  EXPECT_OK(Wait(&done));
+  EXPECT_TRUE(done);
+  EXPECT_EQ(fetcher_->Digests(), (std::vector<std::vector<uint64_t>>{{10, 11, 12}}));
+  fetcher_->End();
+}
+
 TEST_F(SinkStreamTest, LostStreamGivesItsChunksToTheOthers) {
   Start();
   RawPeer first = Connect();

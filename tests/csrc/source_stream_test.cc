@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
 
+#include "digest.h"
+#include "digest_request.h"
 #include "raw_peer.h"
 #include "transfer.h"
 
@@ -140,6 +142,108 @@ TEST_F(SourceStreamTest, MemoryThatChangesBeforeItIsSentDoesNotMatchItsChecksum)
   const char* payload = received.data() + kFrameNbytes;
   const uint32_t crc = Crc32c(0, payload, 400'000);
   EXPECT_NE(std::memcmp(&crc, payload + 400'000, kTrailerNbytes), 0);
+}
+
+// Asks for a digest by these bytes; the answer, or the text of an error.
+Frame Ask(const RawPeer& peer, const std::string& bytes, uint64_t version = 1) {
+  const uint32_t crc = Crc32c(0, bytes.data(), bytes.size());
+  peer.Write(Frame{FrameKind::kDigest, crc, version, 0, bytes.size()});
+  peer.Write(bytes);
+  return peer.ReadFrame();
+}
+
+TEST_F(SourceStreamTest, DigestIsOfTheMemoryAsItIsNow) {
+  Start();
+  const RawPeer peer = Connect();
+  const std::vector<int64_t> shape{1200, 1000};
+  const std::vector<int64_t> box{100, 300, 7, 900};
+  const DigestRequest request{0, 0, Op(), shape, box};
+  ShardMemory& memory = transfer_.sources[0]->shards[0];
+  for (int i = 0; i < 2; ++i) {
+    const Frame answer = Ask(peer, EncodeDigestRequest(request));
+    EXPECT_EQ(answer.kind, FrameKind::kDigestIs);
+    EXPECT_EQ(answer.version, 1u);
+    const uint8_t* const base =
+        memory.bytes.data() + 100 * memory.strides[0] + 7 * memory.strides[1];
+    EXPECT_EQ(answer.chunk, DigestOfBox(Op(), 2, shape, {box, base, memory.strides}));
+    memory.bytes[100 * memory.strides[0] + 7 * memory.strides[1]] ^= 1;
+  }
+}
+
+TEST_F(SourceStreamTest, DigestOfWhatIsNotHeldIsGone) {
+  Start();
+  const RawPeer peer = Connect();
+  const std::string bytes = EncodeDigestRequest({0, 0, Op(), {1200, 1000}, {0, 1, 0, 1}});
+  const Frame other = Ask(peer, bytes, 2);
+  EXPECT_EQ(other.kind, FrameKind::kGone);
+  EXPECT_EQ(peer.ReadText(other), "version 2 is not published here");
+  const uint32_t leaves[] = {0};
+  ASSERT_OK(exporter_->DropLeaves(1, leaves));
+  const Frame dropped = Ask(peer, bytes);
+  EXPECT_EQ(dropped.kind, FrameKind::kGone);
+  EXPECT_EQ(peer.ReadText(dropped), "leaf 0 of version 1 is not held any more");
+}
+
+TEST_F(SourceStreamTest, DigestRequestsThatMakeNoSenseAreRefused) {
+  Start();
+  const RawPeer peer = Connect();
+  const auto refused = [&](const std::string& bytes) {
+    const Frame answer = Ask(peer, bytes);
+    EXPECT_EQ(answer.kind, FrameKind::kInvalid);
+    return peer.ReadText(answer);
+  };
+  const DigestRequest good{0, 0, Op(), {1200, 1000}, {0, 300, 0, 900}};
+  const auto changed = [&](auto change) {
+    DigestRequest request = good;
+    change(&request);
+    return refused(EncodeDigestRequest(request));
+  };
+  const std::string bytes = EncodeDigestRequest(good);
+  EXPECT_EQ(refused(""), "digest request: it is shorter than its head");
+  EXPECT_EQ(refused(bytes.substr(0, bytes.size() - 1)), "digest request: its length is wrong");
+  EXPECT_EQ(refused(bytes.substr(0, 9) + "\1" + bytes.substr(10)),
+            "digest request: its rank is not that of the shard");
+  std::string reserved = bytes;
+  reserved[10] = 1;
+  EXPECT_EQ(refused(reserved), "digest request: a reserved field is not 0");
+  EXPECT_EQ(changed([](DigestRequest* r) { r->box = 1; }),
+            "digest request: this process does not hold box 1 of leaf 0");
+  EXPECT_EQ(changed([](DigestRequest* r) { r->op = Op::Cast(FloatKind::kF32, FloatKind::kBF16); }),
+            "digest request: its shard does not take its op");
+  for (const auto& [start, stop] :
+       {std::pair<int64_t, int64_t>{-1, 2}, {2, 2}, {3, 2}, {0, 1201}}) {
+    EXPECT_EQ(changed([&](DigestRequest* r) { r->ranges = {start, stop, 0, 1}; }),
+              "digest request: its box is not within the shard");
+  }
+  EXPECT_EQ(changed([](DigestRequest* r) { r->shape = {1200, 999}; }),
+            "digest request: its shape is too small for the shard");
+  EXPECT_EQ(changed([](DigestRequest* r) { r->ranges = {0, 1200, 0, 1000}; }),
+            "digest request: its box is too large");
+  // The stream goes on.
+  EXPECT_EQ(Ask(peer, bytes).kind, FrameKind::kDigestIs);
+}
+
+TEST_F(SourceStreamTest, DigestRequestOfWhichABitFlippedEndsTheStream) {
+  Start();
+  const RawPeer peer = Connect();
+  const std::string bytes = EncodeDigestRequest({0, 0, Op(), {1200, 1000}, {0, 1, 0, 1}});
+  peer.Write(Frame{FrameKind::kDigest, 1, 1, 0, bytes.size()});
+  peer.Write(bytes);
+  EXPECT_TRUE(peer.Ended());
+}
+
+TEST_F(SourceStreamTest, ChunkHasNoChecksumWhereNoneIsWanted) {
+  Start();
+  const RawPeer peer = Connect();
+  EXPECT_EQ(Upload(peer).kind, FrameKind::kTableOk);
+  Frame fetch = Fetch(0);
+  fetch.kind = FrameKind::kFetchUnsummed;
+  peer.Write(fetch);
+  EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kChunk);
+  peer.Read(transfer_.plan.chunks[0].nbytes);
+  EXPECT_EQ(peer.Read(kTrailerNbytes), std::vector<uint8_t>(kTrailerNbytes, 0));
+  peer.Write(Fetch(1));
+  ExpectChunk(peer, 1);
 }
 
 TEST_F(SourceStreamTest, WhatATurnLeavesIsMetInTheNext) {

@@ -29,7 +29,8 @@ TEST(WireTest, EveryKindComesBack) {
   for (const FrameKind kind :
        {FrameKind::kTable, FrameKind::kFetch, FrameKind::kDone, FrameKind::kPing,
         FrameKind::kTableOk, FrameKind::kChunk, FrameKind::kPong, FrameKind::kGone,
-        FrameKind::kInvalid, FrameKind::kNoTable}) {
+        FrameKind::kInvalid, FrameKind::kNoTable, FrameKind::kFetchUnsummed, FrameKind::kDigest,
+        FrameKind::kDigestIs}) {
     Frame frame{FrameKind::kPing};
     ASSERT_TRUE(DecodeFrame(Encoded({kind, 1, ~uint64_t{0}, 1ull << 63}), &frame).ok());
     EXPECT_EQ(frame.kind, kind);
@@ -42,7 +43,7 @@ TEST(WireTest, EveryKindComesBack) {
 
 TEST(WireTest, WhatIsNoFrameIsRefused) {
   Frame frame{};
-  for (const int kind : {0, 5, 16, 23, 255}) {
+  for (const int kind : {0, 7, 16, 24, 255}) {
     const Status status = DecodeFrame(Encoded({static_cast<FrameKind>(kind)}), &frame);
     EXPECT_EQ(status.message(), "bytes that are no frame, of kind " + std::to_string(kind));
   }
@@ -72,6 +73,9 @@ TEST(WireTest, MoreBytesThanAKindCanHaveAreRefused) {
   EXPECT_FALSE(fits(FrameKind::kTable, ~uint32_t{0}));
   EXPECT_TRUE(fits(FrameKind::kGone, kMaxTextNbytes));
   EXPECT_FALSE(fits(FrameKind::kGone, kMaxTextNbytes + 1));
+  EXPECT_TRUE(fits(FrameKind::kDigest, kMaxDigestRequestNbytes));
+  EXPECT_FALSE(fits(FrameKind::kDigest, kMaxDigestRequestNbytes + 1));
+  EXPECT_FALSE(fits(FrameKind::kDigestIs, 1));
   EXPECT_FALSE(fits(FrameKind::kFetch, 1));
   EXPECT_FALSE(fits(FrameKind::kPong, 1));
 }

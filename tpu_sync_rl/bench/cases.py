@@ -150,12 +150,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="TCP congestion control of ours and of raw sockets (default: %(default)s)",
     )
     parser.add_argument("--same_host", default="tcp", choices=["tcp", "auto"])
+    parser.add_argument("--verify", default="wire", choices=["off", "wire", "full"])
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """What `connect_trainer` and `connect_sampler` get of them."""
     return {
         "same_host": args.same_host,
+        "verify": args.verify,
         "streams_per_rail": args.streams,
         "chunk_nbytes": args.chunk_nbytes,
         "congestion": args.congestion,

@@ -63,6 +63,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         congestion=None,
         peer_timeout=10.0,
         same_host=arguments.same_host,
+        verify="wire",
         insecure=False,
         trace=None,
         tls=TLS(**files) if any(files.values()) else None,

@@ -55,7 +55,7 @@ class World {
           break;
         case kNext:
           End();
-          Begin();
+          (op & kNumOps) == 0 ? Begin() : BeginDigests();
           break;
         default:
           if (peer.stream->closed()) Open(op >> 7);
@@ -117,6 +117,25 @@ class World {
           "a fetch begins");
   }
 
+  // Of every shard of the source.
+  void BeginDigests() {
+    honest_ = true;
+    const ShardDirectory& directory = transfer_.sources[0]->directory;
+    std::vector<DigestRequest> requests;
+    for (size_t i = 0; i < directory.num_shards(); ++i) {
+      const ShardDirectory::Shard& shard = directory.shard(i);
+      const BoxView range = directory.range(shard);
+      const LeafPair& pair = transfer_.plan.input.pairs[shard.leaf];
+      requests.push_back({shard.leaf,
+                          shard.box,
+                          pair.op,
+                          transfer_.plan.input.layouts[pair.source_layout].shape,
+                          {range.begin(), range.end()}});
+    }
+    Check(Fetch::MakeDigests(transfer_.plan, ++version_, {requests}, &worker_.fetch).ok(),
+          "digests begin");
+  }
+
   void End() {
     for (Peer& peer : peers_) {
       if (peer.stream->has_chunks()) peer.stream->Close();
@@ -156,9 +175,8 @@ class World {
     ReceiveAll(peer->fd.get(), &peer->sent);
     Frame frame;
     while (TakeFrame(&peer->sent, &frame)) {
-      const size_t table_nbytes = frame.kind == FrameKind::kTable ? frame.nbytes : 0;
-      if (peer->sent.size() < kFrameNbytes + table_nbytes) break;
-      peer->sent.erase(0, kFrameNbytes + table_nbytes);
+      if (peer->sent.size() < kFrameNbytes + frame.nbytes) break;
+      peer->sent.erase(0, kFrameNbytes + frame.nbytes);
       if (frame.kind != FrameKind::kDone) peer->requests.push_back(frame);
     }
     if (peer->requests.empty()) return {};
@@ -168,12 +186,18 @@ class World {
     if (frame.kind == FrameKind::kTable) {
       return Encoded({.kind = FrameKind::kTableOk, .table = frame.table});
     }
+    if (frame.kind == FrameKind::kDigest) {
+      return Encoded({FrameKind::kDigestIs, frame.table, version_, AnswerTo(frame.chunk)});
+    }
     Check(frame.chunk < payloads_.size(), "a sink asks for chunks of its plan");
     const std::string& payload = payloads_[frame.chunk];
     frame.kind = FrameKind::kChunk;
     frame.nbytes = payload.size() - kTrailerNbytes;
     return Encoded(frame) + payload;
   }
+
+  // What stands for a digest, so that one that is mistaken for another shows.
+  static uint64_t AnswerTo(uint64_t index) { return index + 100; }
 
   static std::string Bent(std::string bytes, uint32_t where) {
     if (!bytes.empty()) bytes[where / 8 % bytes.size()] ^= static_cast<char>(1 << where % 8);
@@ -183,7 +207,15 @@ class World {
   void CheckDone() const {
     bool done = false;
     if (!worker_.fetch->Wait(Deadline::After(0), &done).ok() || !done) return;
-    if (honest_) Check(transfer_.sink == expected_, "what is verified is right");
+    if (!honest_) return;
+    if (!worker_.fetch->asks_for_digests()) {
+      Check(transfer_.sink == expected_, "what is verified is right");
+      return;
+    }
+    const std::vector<uint64_t>& digests = worker_.fetch->digests().front();
+    for (size_t i = 0; i < digests.size(); ++i) {
+      Check(digests[i] == AnswerTo(i), "a digest is that of its request");
+    }
   }
 
   Transfer transfer_{
@@ -200,6 +232,8 @@ class World {
   SinkWorker worker_{.plan = &transfer_.plan,
                      .window = 2,
                      .peer_timeout = std::chrono::seconds(10),
+                     .checksums = true,
+                     .tells_done = true,
                      .wake_all = [this] { wanted_ = true; },
                      .fetch = nullptr,
                      .blocks = {},

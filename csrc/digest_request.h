@@ -1,0 +1,36 @@
+// What a sink asks a source for the digest of, as bytes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "box.h"
+#include "cast.h"
+#include "chunk_table.h"
+#include "status.h"
+
+namespace tsr {
+
+// A box of one shard, in coordinates of the leaf: what the source has of it, and what it is in the
+// leaf, whatever was planned.
+struct DigestRequest {
+  uint32_t leaf;
+  uint32_t box;  // in the leaf's layout at the source: names the shard
+  Op op;
+  std::vector<int64_t> shape;   // of the leaf
+  std::vector<int64_t> ranges;  // shape=[rank, 2]
+
+  friend bool operator==(const DigestRequest&, const DigestRequest&) = default;
+};
+
+// The request's bytes, as WIRE_FORMAT.md has them.
+std::string EncodeDigestRequest(const DigestRequest& request);
+
+// Reads a request from a peer, and finds its shard in the directory. Every number is checked
+// before it is used: kInvalid says what was wrong. A request is for at most `max_nbytes` bytes.
+Status DecodeDigestRequest(std::span<const uint8_t> bytes, const ShardDirectory& directory,
+                           uint64_t max_nbytes, DigestRequest* out, size_t* shard_index);
+
+}  // namespace tsr
