@@ -182,6 +182,11 @@ int64_t ShardDirectory::Find(uint32_t leaf, uint32_t box) const {
   return *found;
 }
 
+std::span<const uint32_t> ShardDirectory::ShardsOf(uint32_t leaf) const {
+  const auto leaf_of = [this](uint32_t i) { return shards_[i].leaf; };
+  return std::ranges::equal_range(order_, leaf, {}, leaf_of);
+}
+
 std::string EncodeChunkTable(const Plan& plan, size_t source) {
   const SourceChunks& own = plan.sources[source];
   const std::span<const Chunk> chunks(&plan.chunks[own.first_chunk], own.num_chunks);

@@ -43,6 +43,8 @@ class ShardDirectory {
   size_t num_strides() const { return first_stride_.back(); }
   // Index into shard(), or -1.
   int64_t Find(uint32_t leaf, uint32_t box) const;
+  // Indices of the shards of a leaf, ascending by box.
+  std::span<const uint32_t> ShardsOf(uint32_t leaf) const;
 
  private:
   std::vector<Shard> shards_;  // as they were given

@@ -2,7 +2,15 @@
 
 #include <sys/epoll.h>
 
+#include <algorithm>
+
 namespace tsr {
+namespace {
+
+// Often enough that a sink does not give up a stream whose chunk is still to come.
+constexpr Clock::duration kMaxTick = std::chrono::milliseconds(500);
+
+}  // namespace
 
 Status Exporter::Make(const ShardDirectory* directory, const ExporterOptions& options,
                       std::unique_ptr<Exporter>* out) {
@@ -22,7 +30,8 @@ Status Exporter::Make(const ShardDirectory* directory, const ExporterOptions& op
                                                     .peer_timeout = peer_timeout,
                                                     .blocks = {},
                                                     .loop = nullptr});
-    TSR_RETURN_IF_ERROR(EventLoop::Start(peer_timeout / kTicksPerTimeout, &worker->loop));
+    TSR_RETURN_IF_ERROR(
+        EventLoop::Start(std::min(peer_timeout / kTicksPerTimeout, kMaxTick), &worker->loop));
     exporter->workers_.push_back(std::move(worker));
   }
   *out = std::move(exporter);
@@ -40,6 +49,21 @@ void Exporter::CloseStreams(Condition condition) {
   }
 }
 
+void Exporter::WakeStreams() {
+  for (const auto& worker : workers_) {
+    worker->loop->Post([loop = worker->loop.get()] {
+      loop->ForEach<SourceStream>([](SourceStream& stream) { stream.Wake(); });
+    });
+  }
+}
+
+Status Exporter::AddLeaves(uint64_t version, std::span<const uint32_t> leaves,
+                           std::span<const uint64_t> addresses, std::span<const int64_t> strides) {
+  TSR_RETURN_IF_ERROR(versions_.AddLeaves(version, leaves, addresses, strides));
+  WakeStreams();
+  return Status();
+}
+
 Status Exporter::DropLeaves(uint64_t version, std::span<const uint32_t> leaves) {
   TSR_RETURN_IF_ERROR(versions_.DropLeaves(version, leaves));
   CloseStreams([&](const SourceStream& stream) { return stream.Reads(version, leaves); });
@@ -52,6 +76,7 @@ void Exporter::Withdraw(uint64_t version) {
   CloseStreams([&](const SourceStream& stream) { return stream.Reads(version); });
   // Only now: no worker can be about to count a chunk of it.
   tables_.ForgetVersion(version);
+  WakeStreams();
 }
 
 Status Exporter::AddConnection(Connection connection, uint64_t sink, const std::string& rail) {

@@ -35,9 +35,12 @@ class Exporter {
   ~Exporter() { Close(); }
 
   Status Publish(uint64_t version, std::span<const uint64_t> addresses,
-                 std::span<const int64_t> strides) {
-    return versions_.Publish(version, addresses, strides);
+                 std::span<const int64_t> strides, bool coming = false) {
+    return versions_.Publish(version, addresses, strides, coming);
   }
+  // Leaves of a version that was published as coming are there now; who asked for them gets them.
+  Status AddLeaves(uint64_t version, std::span<const uint32_t> leaves,
+                   std::span<const uint64_t> addresses, std::span<const int64_t> strides);
   // Both wait for the workers, which takes no longer than what one of them does at a stretch, and
   // close the connections that are in the middle of sending what is taken away.
   Status DropLeaves(uint64_t version, std::span<const uint32_t> leaves);
@@ -61,6 +64,8 @@ class Exporter {
   // Closes the streams for which `condition` holds, and returns when that is done.
   template <typename Condition>
   void CloseStreams(Condition condition);
+  // Has streams look again whose chunk was still to come.
+  void WakeStreams();
 
   PublishedVersions versions_;
   SinkTables tables_;

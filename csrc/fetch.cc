@@ -20,6 +20,10 @@ Status Fetch::Make(const Plan& plan, uint64_t version, std::span<const uint64_t>
   }
   fetch->sink_addresses_.assign(sink_addresses.begin(), sink_addresses.end());
   for (const SourceChunks& source : plan.sources) fetch->AddQueue(source.num_chunks);
+  fetch->regions_left_ = plan.regions_per_pair;
+  for (uint32_t pair = 0; pair < plan.input.pairs.size(); ++pair) {
+    if (plan.regions_per_pair[pair] == 0) fetch->finished_.push_back(pair);
+  }
   *out = std::move(fetch);
   return Status();
 }
@@ -48,9 +52,26 @@ void Fetch::AddQueue(uint64_t num_chunks) {
   over_ = num_left_ == 0;
 }
 
-void Fetch::Verified(uint64_t nbytes) {
-  nbytes_.fetch_add(nbytes, std::memory_order_relaxed);
+void Fetch::Verified(uint64_t chunk) {
+  const Chunk& verified = plan_->chunks[chunk];
+  nbytes_.fetch_add(verified.nbytes, std::memory_order_relaxed);
   std::lock_guard lock(mutex_);
+  const size_t num_finished = finished_.size();
+  for (uint64_t i = 0; i < verified.num_regions; ++i) {
+    const uint32_t pair = plan_->regions[verified.first_region + i].pair;
+    if (--regions_left_[pair] == 0) finished_.push_back(pair);
+  }
+  if (finished_.size() > num_finished) changed_.notify_all();
+  Count();
+}
+
+void Fetch::SetDigest(size_t source, uint64_t index, uint64_t digest) {
+  digests_[source][index] = digest;
+  std::lock_guard lock(mutex_);
+  Count();
+}
+
+void Fetch::Count() {
   last_verified_ = Clock::now();
   if (--num_left_ > 0) return;
   over_ = true;
@@ -71,6 +92,13 @@ Status Fetch::Wait(Deadline deadline, bool* done) const {
                     [&] { return over(); });
   *done = num_left_ == 0;
   return status_;
+}
+
+std::vector<uint32_t> Fetch::TakeFinished(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::milliseconds(deadline.remaining_ms()),
+                    [&] { return over() || !finished_.empty(); });
+  return std::exchange(finished_, {});
 }
 
 double Fetch::seconds() const {

@@ -42,15 +42,13 @@ class Fetch {
   const DigestRequest& digest_request(size_t source, uint64_t index) const {
     return digest_requests_[source][index];
   }
-  // By the one stream that asked for it, before it calls Verified().
-  void SetDigest(size_t source, uint64_t index, uint64_t digest) {
-    digests_[source][index] = digest;
-  }
+  // Counts the answer to a request. By the one stream that asked.
+  void SetDigest(size_t source, uint64_t index, uint64_t digest);
   // Per source; complete when Wait() says so.
   const std::vector<std::vector<uint64_t>>& digests() const { return digests_; }
 
-  // Counts a chunk whose bytes are all in place and match their checksum.
-  void Verified(uint64_t nbytes);
+  // Counts a chunk of the plan whose bytes are all in place and match their checksum.
+  void Verified(uint64_t chunk);
   // Ends it for good; the first reason counts.
   void Fail(Status status);
   bool over() const { return over_.load(std::memory_order_relaxed); }
@@ -58,6 +56,9 @@ class Fetch {
   // Blocks until every chunk is verified, it has failed, or the deadline has passed; `done` tells
   // the first from the last, the status of a failure is returned.
   Status Wait(Deadline deadline, bool* done) const;
+  // Blocks until there are pairs all of whose bytes are verified and that were not told of before,
+  // it is over, or the deadline has passed; tells of them.
+  std::vector<uint32_t> TakeFinished(Deadline deadline);
   uint64_t verified_nbytes() const { return nbytes_.load(std::memory_order_relaxed); }
   // From the begin to the last chunk that was verified.
   double seconds() const;
@@ -66,6 +67,8 @@ class Fetch {
   Fetch(const Plan& plan, uint64_t version) : plan_(&plan), version_(version) {}
 
   void AddQueue(uint64_t num_chunks);
+  // One chunk or answer less is to come. With mutex_ held.
+  void Count();
 
   const Plan* const plan_;
   const uint64_t version_;
@@ -80,7 +83,9 @@ class Fetch {
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  uint64_t num_left_ = 0;  // guarded by mutex_, as the rest
+  uint64_t num_left_ = 0;               // guarded by mutex_, as the rest
+  std::vector<uint64_t> regions_left_;  // shape=[num_pairs]
+  std::vector<uint32_t> finished_;      // pairs, not told of yet
   Status status_;
   Clock::time_point last_verified_ = begin_;
 };

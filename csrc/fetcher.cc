@@ -134,6 +134,11 @@ Status Fetcher::Wait(Deadline deadline, bool* done) const {
   return fetch->Wait(deadline, done);
 }
 
+std::vector<uint32_t> Fetcher::TakeFinished(Deadline deadline) {
+  const std::shared_ptr<Fetch> fetch = current();
+  return fetch == nullptr ? std::vector<uint32_t>() : fetch->TakeFinished(deadline);
+}
+
 uint64_t Fetcher::ProgressNbytes() const {
   const std::shared_ptr<Fetch> fetch = current();
   return fetch == nullptr ? 0 : fetch->verified_nbytes();

@@ -54,6 +54,8 @@ class Fetcher {
   std::vector<std::vector<uint64_t>> Digests() const;
   // See Fetch::Wait().
   Status Wait(Deadline deadline, bool* done) const;
+  // See Fetch::TakeFinished(); none where no version has begun.
+  std::vector<uint32_t> TakeFinished(Deadline deadline);
   uint64_t ProgressNbytes() const;
   // Stops what is in flight; streams that have nothing in flight stay for the next version.
   void End();

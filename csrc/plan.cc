@@ -198,8 +198,10 @@ Status MakePlan(PlanInput input, Plan* out) {
   }
   std::vector<uint64_t> next_region = sources.Finish(&plan);
   plan.regions.resize(chosen.size());
+  plan.regions_per_pair.resize(pairs.size());
   auto source = chosen.begin();
   for (const uint32_t p : order) {
+    plan.regions_per_pair[p] = of_pair[p].last - of_pair[p].first;
     for (size_t i = of_pair[p].first; i < of_pair[p].last; ++i, ++source) {
       const Piece& piece = table.pieces[i];
       plan.regions[next_region[*source]++] = {p, piece.source_box, piece.box_offset,

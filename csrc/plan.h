@@ -75,11 +75,12 @@ struct SourceChunks {
 struct Plan {
   PlanInput input;
   std::vector<int64_t> boxes;
-  std::vector<uint32_t> placements;   // box indices in the sink layout
-  std::vector<Region> regions;        // grouped by chunk; within a source in its memory order
-  std::vector<Chunk> chunks;          // grouped by source
-  std::vector<SourceChunks> sources;  // ascending by process; only those that are read
-  uint64_t nbytes = 0;                // at the sink, each distinct byte once
+  std::vector<uint32_t> placements;        // box indices in the sink layout
+  std::vector<Region> regions;             // grouped by chunk; within a source in its memory order
+  std::vector<Chunk> chunks;               // grouped by source
+  std::vector<uint64_t> regions_per_pair;  // shape=[num_pairs]
+  std::vector<SourceChunks> sources;       // ascending by process; only those that are read
+  uint64_t nbytes = 0;                     // at the sink, each distinct byte once
   uint64_t wire_nbytes = 0;
 
   const LeafPair& pair(const Region& region) const { return input.pairs[region.pair]; }

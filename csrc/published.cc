@@ -13,47 +13,59 @@ Status NotPublished(uint64_t version) {
 
 PublishedVersion::PublishedVersion(const ShardDirectory* directory, uint64_t version,
                                    std::span<const uint64_t> addresses,
-                                   std::span<const int64_t> strides)
+                                   std::span<const int64_t> strides, bool coming)
     : directory_(directory),
       version_(version),
       addresses_(addresses.begin(), addresses.end()),
       strides_(strides.begin(), strides.end()),
-      held_(directory->num_leaves(), true) {}
+      leaves_(directory->num_leaves(), coming ? Leaf::kComing : Leaf::kHeld) {}
+
+void PublishedVersion::Add(uint32_t leaf, std::span<const uint64_t> addresses,
+                           std::span<const int64_t> strides) {
+  // Readers use what is held without a lock, so only what is not may change.
+  if (leaves_[leaf] == Leaf::kHeld) return;
+  for (const uint32_t shard : directory_->ShardsOf(leaf)) {
+    const size_t first = directory_->first_stride(shard);
+    addresses_[shard] = addresses[shard];
+    std::ranges::copy(strides.subspan(first, directory_->shard(shard).rank),
+                      strides_.begin() + first);
+  }
+  leaves_[leaf] = Leaf::kHeld;
+}
 
 Status PublishedVersions::Publish(uint64_t version, std::span<const uint64_t> addresses,
-                                  std::span<const int64_t> strides) {
-  if (addresses.size() != directory_->num_shards() || strides.size() != directory_->num_strides()) {
-    return Status(Code::kInvalid, "publish: expected " + std::to_string(directory_->num_shards()) +
-                                      " addresses and " +
-                                      std::to_string(directory_->num_strides()) + " strides, got " +
-                                      std::to_string(addresses.size()) + " and " +
-                                      std::to_string(strides.size()));
-  }
-  auto given = std::make_shared<PublishedVersion>(directory_, version, addresses, strides);
+                                  std::span<const int64_t> strides, bool coming) {
+  TSR_RETURN_IF_ERROR(CheckNumbers(addresses.size(), strides.size()));
+  auto given = std::make_shared<PublishedVersion>(directory_, version, addresses, strides, coming);
   std::lock_guard lock(mutex_);
-  const auto [it, is_new] = versions_.emplace(version, given);
-  if (is_new) return Status();
-  PublishedVersion& published = *it->second;
-  // Readers use what is held without a lock, so only what is not may change.
-  for (size_t i = 0; i < addresses.size(); ++i) {
-    if (published.held_[directory_->shard(i).leaf]) continue;
-    published.addresses_[i] = addresses[i];
-    std::ranges::copy(given->strides(i), published.strides_.begin() + directory_->first_stride(i));
+  const auto [it, is_new] = versions_.emplace(version, std::move(given));
+  if (is_new || coming) return Status();
+  for (uint32_t leaf = 0; leaf < directory_->num_leaves(); ++leaf) {
+    it->second->Add(leaf, addresses, strides);
   }
-  published.held_.assign(published.held_.size(), true);
+  return Status();
+}
+
+Status PublishedVersions::AddLeaves(uint64_t version, std::span<const uint32_t> leaves,
+                                    std::span<const uint64_t> addresses,
+                                    std::span<const int64_t> strides) {
+  TSR_RETURN_IF_ERROR(CheckNumbers(addresses.size(), strides.size()));
+  TSR_RETURN_IF_ERROR(CheckLeaves(leaves));
+  std::lock_guard lock(mutex_);
+  const auto it = versions_.find(version);
+  if (it == versions_.end()) return NotPublished(version);
+  for (const uint32_t leaf : leaves) it->second->Add(leaf, addresses, strides);
   return Status();
 }
 
 Status PublishedVersions::DropLeaves(uint64_t version, std::span<const uint32_t> leaves) {
-  for (const uint32_t leaf : leaves) {
-    if (leaf >= directory_->num_leaves()) {
-      return Status(Code::kInvalid, "drop: there is no leaf " + std::to_string(leaf));
-    }
-  }
+  TSR_RETURN_IF_ERROR(CheckLeaves(leaves));
   std::lock_guard lock(mutex_);
   const auto it = versions_.find(version);
   if (it == versions_.end()) return NotPublished(version);
-  for (const uint32_t leaf : leaves) it->second->held_[leaf] = false;
+  for (const uint32_t leaf : leaves) {
+    it->second->leaves_[leaf] = PublishedVersion::Leaf::kDropped;
+  }
   return Status();
 }
 
@@ -74,7 +86,7 @@ std::vector<uint32_t> PublishedVersions::HeldLeaves(uint64_t version) const {
   if (it == versions_.end()) return leaves;
   leaves.reserve(directory_->num_leaves());
   for (uint32_t leaf = 0; leaf < directory_->num_leaves(); ++leaf) {
-    if (it->second->held_[leaf]) leaves.push_back(leaf);
+    if (it->second->leaves_[leaf] == PublishedVersion::Leaf::kHeld) leaves.push_back(leaf);
   }
   return leaves;
 }
@@ -85,12 +97,34 @@ Status PublishedVersions::Find(uint64_t version, std::span<const uint32_t> leave
   const auto it = versions_.find(version);
   if (it == versions_.end()) return NotPublished(version);
   for (const uint32_t leaf : leaves) {
-    if (!it->second->held_[leaf]) {
+    if (it->second->leaves_[leaf] == PublishedVersion::Leaf::kDropped) {
       return Status(Code::kGone, "leaf " + std::to_string(leaf) + " of version " +
                                      std::to_string(version) + " is not held any more");
     }
   }
-  *out = it->second;
+  const bool all_held = std::ranges::all_of(leaves, [&](uint32_t leaf) {
+    return it->second->leaves_[leaf] == PublishedVersion::Leaf::kHeld;
+  });
+  *out = all_held ? it->second : nullptr;
+  return Status();
+}
+
+Status PublishedVersions::CheckNumbers(size_t num_addresses, size_t num_strides) const {
+  if (num_addresses == directory_->num_shards() && num_strides == directory_->num_strides()) {
+    return Status();
+  }
+  return Status(Code::kInvalid, "publish: expected " + std::to_string(directory_->num_shards()) +
+                                    " addresses and " + std::to_string(directory_->num_strides()) +
+                                    " strides, got " + std::to_string(num_addresses) + " and " +
+                                    std::to_string(num_strides));
+}
+
+Status PublishedVersions::CheckLeaves(std::span<const uint32_t> leaves) const {
+  for (const uint32_t leaf : leaves) {
+    if (leaf >= directory_->num_leaves()) {
+      return Status(Code::kInvalid, "there is no leaf " + std::to_string(leaf));
+    }
+  }
   return Status();
 }
 

@@ -19,7 +19,8 @@ namespace tsr {
 class PublishedVersion {
  public:
   PublishedVersion(const ShardDirectory* directory, uint64_t version,
-                   std::span<const uint64_t> addresses, std::span<const int64_t> strides);
+                   std::span<const uint64_t> addresses, std::span<const int64_t> strides,
+                   bool coming);
 
   uint64_t version() const { return version_; }
   const uint8_t* base(size_t shard) const {
@@ -34,11 +35,16 @@ class PublishedVersion {
  private:
   friend class PublishedVersions;
 
+  enum class Leaf : uint8_t { kHeld, kComing, kDropped };
+
+  // Takes the memory of a leaf that it does not hold, from that of all.
+  void Add(uint32_t leaf, std::span<const uint64_t> addresses, std::span<const int64_t> strides);
+
   const ShardDirectory* const directory_;
   const uint64_t version_;
   std::vector<uint64_t> addresses_;  // shape=[num_shards]
   std::vector<int64_t> strides_;
-  std::vector<bool> held_;  // shape=[num_leaves]
+  std::vector<Leaf> leaves_;  // shape=[num_leaves]
 };
 
 // Thread-safe. `directory` outlives it. Taking memory away here stops no reader that has begun:
@@ -48,9 +54,13 @@ class PublishedVersions {
   explicit PublishedVersions(const ShardDirectory* directory) : directory_(directory) {}
 
   // `addresses`: one per shard of the directory; `strides`: those of all shards, in this order. A
-  // version that is published already gets the leaves back that it had dropped, and no others.
+  // version that is published already gets the leaves back that it had dropped, and no others. With
+  // `coming` all leaves of a new version are still to be added: what is given for them is void.
   Status Publish(uint64_t version, std::span<const uint64_t> addresses,
-                 std::span<const int64_t> strides);
+                 std::span<const int64_t> strides, bool coming = false);
+  // Adds leaves that are there now, with addresses and strides as above, which count for these.
+  Status AddLeaves(uint64_t version, std::span<const uint32_t> leaves,
+                   std::span<const uint64_t> addresses, std::span<const int64_t> strides);
   Status DropLeaves(uint64_t version, std::span<const uint32_t> leaves);
   // Nothing where it is not published.
   void Withdraw(uint64_t version);
@@ -58,11 +68,15 @@ class PublishedVersions {
   bool Holds(uint64_t version) const;
   // Ascending; none where it is not published.
   std::vector<uint32_t> HeldLeaves(uint64_t version) const;
-  // The version, if it holds all of `leaves`; else kGone names what is missing.
+  // The version, if it holds all of `leaves`; null where they are still coming; else kGone names
+  // what is missing.
   Status Find(uint64_t version, std::span<const uint32_t> leaves,
               std::shared_ptr<const PublishedVersion>* out) const;
 
  private:
+  Status CheckNumbers(size_t num_addresses, size_t num_strides) const;
+  Status CheckLeaves(std::span<const uint32_t> leaves) const;
+
   const ShardDirectory* const directory_;
   mutable std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<PublishedVersion>> versions_;  // guarded by mutex_

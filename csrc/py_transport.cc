@@ -105,10 +105,20 @@ void BindExporter(py::module_& module) {
       .def(
           "publish",
           [](Exporter& self, uint64_t version, const Array<uint64_t>& addresses,
-             const Array<int64_t>& strides) {
-            WithoutGil([&] { return self.Publish(version, SpanOf(addresses), SpanOf(strides)); });
+             const Array<int64_t>& strides, bool coming) {
+            WithoutGil(
+                [&] { return self.Publish(version, SpanOf(addresses), SpanOf(strides), coming); });
           },
-          py::arg("version"), py::arg("addresses"), py::arg("strides"))
+          py::arg("version"), py::arg("addresses"), py::arg("strides"), py::arg("coming") = false)
+      .def(
+          "add_leaves",
+          [](Exporter& self, uint64_t version, const std::vector<uint32_t>& leaves,
+             const Array<uint64_t>& addresses, const Array<int64_t>& strides) {
+            WithoutGil([&] {
+              return self.AddLeaves(version, leaves, SpanOf(addresses), SpanOf(strides));
+            });
+          },
+          py::arg("version"), py::arg("leaves"), py::arg("addresses"), py::arg("strides"))
       .def(
           "drop_leaves",
           [](Exporter& self, uint64_t version, const std::vector<uint32_t>& leaves) {
@@ -170,6 +180,13 @@ void BindFetcher(py::module_& module) {
           py::arg("version"), py::arg("requests"))
       .def("digests", &Fetcher::Digests)
       .def("wait", &Wait, py::arg("timeout_s"))
+      .def(
+          "take_finished",
+          [](Fetcher& self, double timeout_s) {
+            py::gil_scoped_release release;
+            return self.TakeFinished(Deadline::After(timeout_s));
+          },
+          py::arg("timeout_s"))
       .def("progress_nbytes", &Fetcher::ProgressNbytes)
       .def("fetch_seconds", &Fetcher::fetch_seconds)
       .def("lost_reasons", &LostReasons)

@@ -285,6 +285,8 @@ void SinkStream::HandleReply() {
     StartChunk();
   } else if (reply_.kind == FrameKind::kDigestIs && asked == FrameKind::kDigest) {
     TakeDigest();
+  } else if (reply_.kind == FrameKind::kLater && requests_.front().is_from_queue()) {
+    return;  // that it came is all it says
   } else if (reply_.kind == FrameKind::kTableOk && asked == FrameKind::kTable) {
     TakeRequest();
     source_->table = SourceLink::Table::kHeld;
@@ -320,9 +322,8 @@ void SinkStream::TakeDigest() {
   Fetch& fetch = *worker_->fetch;
   if (reply_.version != fetch.version()) return Lose("a digest that was not asked for");
   const Request request = TakeRequest();
-  fetch.SetDigest(source_->index, request.chunk, reply_.chunk);
   fetch.queue(source_->index).Finish(this);
-  fetch.Verified(0);
+  fetch.SetDigest(source_->index, request.chunk, reply_.chunk);
   Pump();
 }
 
@@ -370,7 +371,7 @@ void SinkStream::Verify() {
     Append(Frame{FrameKind::kDone, source_->table_id, fetch.version(), chunk});
   }
   fetch.queue(source_->index).Finish(this);
-  fetch.Verified(reply_.nbytes);
+  fetch.Verified(fetch.plan().sources[source_->index].first_chunk + chunk);
   Pump();
   if (reply_.nbytes >= kSmallNbytes) Flush();
 }

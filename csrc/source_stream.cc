@@ -65,7 +65,14 @@ bool SourceStream::Reads(uint64_t version, std::span<const uint32_t> leaves) con
 }
 
 void SourceStream::OnTick(Clock::time_point now) {
-  if (now - last_progress_ > worker_->peer_timeout) Lose();
+  if (now - last_progress_ > worker_->peer_timeout) return Lose();
+  if (!waits()) return;
+  Reply(FrameKind::kLater, *later_);
+  OnReady(0);
+}
+
+void SourceStream::Wake() {
+  if (waits()) OnReady(0);
 }
 
 void SourceStream::OnReady(uint32_t events) {
@@ -80,11 +87,19 @@ void SourceStream::OnReady(uint32_t events) {
       const uint64_t chunk_nbytes = gather_ ? gather_->chunk().nbytes : 0;
       if (SendReply() == Step::kBlocked) break;
       read_nbytes_ += chunk_nbytes;
-    } else if ((table_request_ ? ReceiveTable() : ReceiveRequest()) == Step::kBlocked) {
-      break;
+    } else {
+      later_.reset();
+      const Step step = table_request_ ? ReceiveTable() : ReceiveRequest();
+      if (step == Step::kBlocked || later_) break;
     }
   }
   if (closed()) return;
+  // Nothing is read until the leaf is there: others are woken then, and only losses bring events.
+  if (waits()) {
+    busy_.Set(false);
+    pipe_->EndTurn(/*receives=*/false, /*sends=*/false);
+    return worker_->loop->SetInterest(this, 0);
+  }
   // What is here already brings no event; that the socket is writable does.
   const bool more = replying() || has_input();
   busy_.Set(more);
@@ -202,6 +217,7 @@ void SourceStream::HandleFetch(const Frame& request) {
   const Status status =
       worker_->versions->Find(request.version, table->leaves_of(chunk), &published);
   if (!status.ok()) return Reply(FrameKind::kGone, request, status.message());
+  if (published == nullptr) return Defer(request, kFrameNbytes);
   Frame head = request;
   head.kind = FrameKind::kChunk;
   head.nbytes = chunk.nbytes;
@@ -227,6 +243,10 @@ void SourceStream::HandleDigest(std::span<const uint8_t> bytes) {
   std::shared_ptr<const PublishedVersion> published;
   status = worker_->versions->Find(frame.version, std::span(&request.leaf, 1), &published);
   if (!status.ok()) return Reply(FrameKind::kGone, frame, status.message());
+  if (published == nullptr) {
+    digest_request_ = frame;
+    return Defer(frame, bytes.size());
+  }
   const ShardDirectory::Shard& shard = worker_->directory->shard(index);
   const std::span<const int64_t> strides = published->strides(index);
   const int64_t offset = OffsetOf(request.ranges, worker_->directory->range(shard), strides);
@@ -235,6 +255,11 @@ void SourceStream::HandleDigest(std::span<const uint8_t> bytes) {
                              {request.ranges, published->base(index) + offset, strides});
   read_nbytes_ += static_cast<uint64_t>(VolumeOf(request.ranges)) * shard.itemsize;
   Reply(FrameKind::kDigestIs, answer);
+}
+
+void SourceStream::Defer(const Frame& request, size_t nbytes) {
+  later_ = request;
+  in_begin_ -= nbytes;
 }
 
 void SourceStream::Reply(FrameKind kind, const Frame& request, std::string_view text) {

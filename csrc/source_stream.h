@@ -40,6 +40,8 @@ class SourceStream final : public Pollable {
 
   void OnReady(uint32_t events) override;
   void OnTick(Clock::time_point now) override;
+  // Looks again for a leaf that was still to come.
+  void Wake();
 
   // Whether it is in the middle of sending this version, or these leaves of it.
   bool Reads(uint64_t version) const { return gather_ && gather_->version() == version; }
@@ -62,9 +64,12 @@ class SourceStream final : public Pollable {
   void HandleTable();
   void HandleFetch(const Frame& request);
   void HandleDigest(std::span<const uint8_t> bytes);
+  // Leaves a request of `nbytes`, which was taken, for when its leaf is there.
+  void Defer(const Frame& request, size_t nbytes);
 
   // Replies.
   void Reply(FrameKind kind, const Frame& request, std::string_view text = {});
+  bool waits() const { return later_ && !replying(); }
   bool replying() const { return !cursor_.done() || gather_ || rebuild_; }
   Step SendReply();
   void FillBlock();
@@ -88,6 +93,7 @@ class SourceStream final : public Pollable {
   std::optional<Frame> digest_request_;  // until what follows it is there
   uint64_t read_nbytes_ = 0;             // of the version's memory, in this turn
   std::optional<Frame> table_request_;   // while its table arrives
+  std::optional<Frame> later_;  // the request at the front, of a leaf that is still to come
   std::vector<uint8_t> table_;
   size_t table_nbytes_ = 0;  // received
 

@@ -30,7 +30,7 @@ constexpr uint8_t kMagic[3] = {'T', 'S', 'R'};
 
 bool IsKnown(FrameKind kind) {
   return (kind >= FrameKind::kTable && kind <= FrameKind::kDigest) ||
-         (kind >= FrameKind::kTableOk && kind <= FrameKind::kDigestIs);
+         (kind >= FrameKind::kTableOk && kind <= FrameKind::kLater);
 }
 
 bool NbytesFits(const Layout& layout) {

@@ -32,6 +32,7 @@ enum class FrameKind : uint8_t {
   kInvalid = 21,  // a request that makes no sense; text follows
   kNoTable = 22,  // this source doesn't have the table; text follows
   kDigestIs = 23,
+  kLater = 24,  // the leaf is not here yet: the answer follows when it is
 };
 
 inline bool IsRequest(FrameKind kind) { return kind <= FrameKind::kDigest; }

@@ -131,7 +131,11 @@ class Exporter:
         self._before: _Counters = {}
 
     def publish(
-        self, version: int, addresses: NDArray[np.uint64], strides: NDArray[np.int64]
+        self,
+        version: int,
+        addresses: NDArray[np.uint64],
+        strides: NDArray[np.int64],
+        coming: bool = False,
     ) -> None:
         """Makes a version readable. One that is published gets the leaves back that it dropped.
 
@@ -139,11 +143,27 @@ class Exporter:
             version: names the bytes.
             addresses: first element of each shard, in the order of `shards`. shape=[num_shards]
             strides: bytes between neighbours along each dimension, one shard after another.
+            coming: all leaves are still to be added, and who asks for them waits. Their addresses
+                and strides are void. Changes nothing of a version that is published.
 
         Raises:
             ValueError: their numbers don't fit the shards.
         """
-        self._native.publish(version, addresses, strides)
+        self._native.publish(version, addresses, strides, coming)
+
+    def add_leaves(
+        self,
+        version: int,
+        leaves: Sequence[int],
+        addresses: NDArray[np.uint64],
+        strides: NDArray[np.int64],
+    ) -> None:
+        """Makes more leaves of a version readable; the rest of `addresses` and `strides` is void.
+
+        Raises:
+            VersionError: the version is not published.
+        """
+        self._native.add_leaves(version, leaves, addresses, strides)
 
     def drop_leaves(self, version: int, leaves: Sequence[int]) -> None:
         """Stops reading these leaves of a version. Waits for the workers, some milliseconds.
@@ -285,6 +305,13 @@ class Fetcher:
             PlanError: a source refused the chunk table.
         """
         return self._native.wait(timeout_s)
+
+    def take_finished(self, timeout_s: float) -> list[int]:
+        """Pairs of the plan all of whose bytes are verified, each told of once.
+
+        Waits for one; returns none where the version is there or has failed, or `timeout_s` passed.
+        """
+        return self._native.take_finished(timeout_s)
 
     def progress_nbytes(self) -> int:
         """Bytes of the version that are verified."""

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <set>
 #include <thread>
 
 #include "digest.h"
@@ -210,6 +211,74 @@ TEST(ExporterFetcherTest, DroppedLeafIsGoneUntilItIsPublishedAgain) {
   exporter->Withdraw(1);
 }
 
+TEST_P(EveryRailTest, LeavesAreServedAsTheyCome) {
+  Transfer transfer(VariedLeaves(), 1, 50'000);
+  const Transfer::Source& source = *transfer.sources[0];
+  std::unique_ptr<Exporter> exporter = MakeExporter(source);
+  std::unique_ptr<Fetcher> fetcher = MakeFetcher(transfer.plan);
+  for (int i = 0; i < 2; ++i) Connect(exporter.get(), fetcher.get(), 0);
+  const std::vector<uint64_t> nowhere(source.addresses.size(), 0);
+  ASSERT_OK(exporter->Publish(1, nowhere, source.strides, /*coming=*/true));
+  ASSERT_OK(fetcher->Begin(1, transfer.sink_addresses));
+  EXPECT_TRUE(fetcher->TakeFinished(Deadline::After(0)).empty());
+  std::multiset<uint32_t> finished;
+  for (uint32_t leaf = 0; leaf < VariedLeaves().size(); ++leaf) {
+    const uint32_t leaves[] = {leaf};
+    ASSERT_OK(exporter->AddLeaves(1, leaves, source.addresses, source.strides));
+    for (const uint32_t done : fetcher->TakeFinished(Deadline::After(0))) {
+      EXPECT_LE(done, leaf);
+      finished.insert(done);
+    }
+  }
+  bool done = false;
+  ASSERT_OK(fetcher->Wait(Deadline::After(kTestTimeoutS), &done));
+  for (const uint32_t leaf : fetcher->TakeFinished(Deadline::After(0))) finished.insert(leaf);
+  fetcher->End();
+  EXPECT_TRUE(done && transfer.SinkIsRight());
+  EXPECT_EQ(finished.size(), VariedLeaves().size());
+  EXPECT_EQ(std::set(finished.begin(), finished.end()).size(), VariedLeaves().size());
+  EXPECT_EQ(fetcher->NumStreams(0), 2);
+}
+
+TEST_P(EveryRailTest, VersionThatIsWithdrawnWhileItComesIsGone) {
+  Transfer transfer({{.shape = {1000}}}, 1, 1 << 20);
+  const Transfer::Source& source = *transfer.sources[0];
+  std::unique_ptr<Exporter> exporter = MakeExporter(source);
+  std::unique_ptr<Fetcher> fetcher = MakeFetcher(transfer.plan);
+  Connect(exporter.get(), fetcher.get(), 0);
+  ASSERT_OK(exporter->Publish(1, source.addresses, source.strides, /*coming=*/true));
+  ASSERT_OK(fetcher->Begin(1, transfer.sink_addresses));
+  bool done = false;
+  EXPECT_OK(fetcher->Wait(Deadline::After(0.05), &done));
+  exporter->Withdraw(1);
+  EXPECT_EQ(fetcher->Wait(Deadline::After(kTestTimeoutS), &done).code(), Code::kGone);
+  fetcher->End();
+  const uint32_t leaves[] = {0};
+  EXPECT_EQ(exporter->AddLeaves(1, leaves, source.addresses, source.strides).code(), Code::kGone);
+}
+
+// One stream waits for its chunk, longer than a silent one is borne, while another one is heard.
+TEST(ExporterFetcherTest, StreamThatWaitsForItsChunkIsKept) {
+  Transfer transfer({{.shape = {1000}}}, 1, 1 << 20);
+  const Transfer::Source& source = *transfer.sources[0];
+  std::unique_ptr<Exporter> exporter =
+      MakeExporter(source, {.num_workers = 2, .max_chunk_nbytes = 1 << 20, .peer_timeout_s = 0.4});
+  std::unique_ptr<Fetcher> fetcher =
+      MakeFetcher(transfer.plan, {.num_workers = 2, .window = 3, .peer_timeout_s = 0.4});
+  for (int i = 0; i < 2; ++i) Connect(exporter.get(), fetcher.get(), 0);
+  ASSERT_OK(exporter->Publish(1, source.addresses, source.strides, /*coming=*/true));
+  ASSERT_OK(fetcher->Begin(1, transfer.sink_addresses));
+  bool done = true;
+  ASSERT_OK(fetcher->Wait(Deadline::After(1), &done));
+  EXPECT_FALSE(done);
+  const uint32_t leaves[] = {0};
+  ASSERT_OK(exporter->AddLeaves(1, leaves, source.addresses, source.strides));
+  ASSERT_OK(fetcher->Wait(Deadline::After(kTestTimeoutS), &done));
+  EXPECT_TRUE(done);
+  EXPECT_EQ(fetcher->NumStreams(0), 2);
+  fetcher->End();
+}
+
 TEST(ExporterFetcherTest, LeavesAreFinishedWhenEverySinkHasThem) {
   Transfer transfer({{.shape = {3000}}, {.shape = {20}}, {.shape = {30000}}}, 1, 4000);
   std::unique_ptr<Exporter> exporter = MakeExporter(*transfer.sources[0]);
@@ -321,8 +390,7 @@ TEST(ExporterFetcherTest, MistakesOfTheCallerAreNamed) {
   EXPECT_EQ(exporter->Publish(1, {}, {}).message(),
             "publish: expected 1 addresses and 1 strides, got 0 and 0");
   EXPECT_EQ(exporter->DropLeaves(1, std::vector<uint32_t>{0}).code(), Code::kGone);
-  EXPECT_EQ(exporter->DropLeaves(1, std::vector<uint32_t>{9}).message(),
-            "drop: there is no leaf 9");
+  EXPECT_EQ(exporter->DropLeaves(1, std::vector<uint32_t>{9}).message(), "there is no leaf 9");
   EXPECT_EQ(fetcher->Begin(1, {}).message(), "fetch: expected 1 sink addresses, got 0");
   bool done;
   EXPECT_EQ(fetcher->Wait(Deadline::After(0), &done).message(), "wait: no version has begun");
