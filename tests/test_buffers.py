@@ -37,6 +37,12 @@ def _sharding(*spec: Any, memory_kind: str | None = None) -> NamedSharding:
     return NamedSharding(MESH, P(*spec), memory_kind=memory_kind)
 
 
+def _resolved(params: Any) -> Aliases:
+    aliases, arrays = AliasResolver().resolve(params)
+    aliases.pin(arrays)
+    return aliases
+
+
 def _pinned(table: ShardTable, shards: LocalShards, leaves: list[jax.Array]) -> Aliases:
     aliases = Aliases(table.manifest, shards)
     aliases.pin(computed(table, leaves))
@@ -79,7 +85,7 @@ def test_addresses_and_strides_lead_to_every_local_box(
     plain = dtype == "int4" or 0 in shape or order == sorted(order)
     target = sharding if plain else Format(Layout(tuple(order)), sharding)
     array = jax.device_put(values, target)
-    aliases = AliasResolver().resolve({"w": array})
+    aliases = _resolved({"w": array})
     shards = aliases.shards
     boxes = shards.ranges.reshape(shards.num_shards, len(shape), 2)
     wanted = {tuple(map(tuple, box.tolist())) for box in aliases.manifest.layouts[0].boxes}
@@ -91,7 +97,7 @@ def test_addresses_and_strides_lead_to_every_local_box(
 
 def test_shards_are_in_the_order_of_keys_and_boxes() -> None:
     params = {"b": jnp.zeros(8, jnp.bfloat16), "a": _params()["w"], "c": jnp.zeros((), jnp.int32)}
-    shards = AliasResolver().resolve(params).shards
+    shards = _resolved(params).shards
     assert shards.leaf.tolist() == [0] * 8 + [1, 2]
     assert shards.box.tolist() == [*range(8), 0, 0]
     assert shards.itemsize.tolist() == [4] * 8 + [2, 4]
@@ -103,7 +109,7 @@ def test_shards_are_in_the_order_of_keys_and_boxes() -> None:
 
 def test_of_equal_shards_one_is_taken() -> None:
     array = jax.device_put(jnp.arange(8.0), _sharding("a"))
-    aliases = AliasResolver().resolve({"w": array})
+    aliases = _resolved({"w": array})
     first = [array.addressable_shards[i].data.unsafe_buffer_pointer() for i in (0, 4)]
     assert aliases.addresses.tolist() == first
 
@@ -120,7 +126,7 @@ def test_another_process_holds_no_shard_of_ours() -> None:
 def test_pinned_bytes_stay_when_the_arrays_are_donated() -> None:
     params = _params()
     expected = np.asarray(params["w"]).copy()
-    aliases = AliasResolver().resolve(params)
+    aliases = _resolved(params)
     before = b"".join(memory.tobytes() for memory in _memory(aliases, 1, np.float32))
     for _ in range(3):
         params = STEP(params)
@@ -144,7 +150,7 @@ def test_pinned_bytes_stay_when_the_arrays_are_donated() -> None:
 def test_every_leaf_is_pinned_where_it_lies(dtype: str, target: Any) -> None:
     values = np.arange(32).reshape(8, 4).astype(jnp.dtype(dtype))
     array = jax.jit(lambda: jnp.asarray(values), out_shardings=target)()
-    aliases = AliasResolver().resolve({"w": array})
+    aliases = _resolved({"w": array})
     assert set(aliases.addresses.tolist()) <= set(_pointers(array))
     before = [memory.tobytes() for memory in _memory(aliases, 0, values.dtype)]
     stepped = jax.jit(lambda x: jnp.zeros_like(x), donate_argnums=0, out_shardings=target)(array)
@@ -162,7 +168,7 @@ def test_keys_and_columns_stay_when_they_are_donated() -> None:
         "key": jax.device_put(jax.random.split(jax.random.key(1), 4), _sharding("b")),
     }
     words = np.asarray(jax.random.key_data(params["key"])).copy()
-    aliases = AliasResolver().resolve(params)
+    aliases = _resolved(params)
     donating = jax.jit(
         lambda tree: (tree["columns"] * 0, jax.random.clone(tree["key"])), donate_argnums=0
     )
@@ -175,7 +181,7 @@ def test_keys_and_columns_stay_when_they_are_donated() -> None:
 def test_a_dropped_leaf_is_donated_in_place_and_the_others_stay() -> None:
     params = _params()
     pointers = {key: _pointers(array) for key, array in params.items()}
-    aliases = AliasResolver().resolve(params)
+    aliases = _resolved(params)
     aliases.drop([0])
     assert (aliases.holds(0), aliases.holds(1)) == (False, True)
     stepped = STEP(params)
@@ -188,7 +194,7 @@ def test_a_dropped_leaf_is_donated_in_place_and_the_others_stay() -> None:
 def test_aliases_keep_no_array_alive() -> None:
     params = _params()
     gone = weakref.ref(params["w"])
-    aliases = AliasResolver().resolve(params)
+    aliases = _resolved(params)
     del params
     gc.collect()
     assert gone() is None
@@ -197,7 +203,7 @@ def test_aliases_keep_no_array_alive() -> None:
 
 def test_leaves_of_living_arrays_are_pinned_again() -> None:
     params = _params()
-    aliases = AliasResolver().resolve(params)
+    aliases = _resolved(params)
     addresses = aliases.addresses.copy()
     aliases.drop([0])
     assert aliases.retake()
@@ -210,7 +216,7 @@ def test_leaves_of_living_arrays_are_pinned_again() -> None:
 @pytest.mark.parametrize("end", ["donated", "forgotten"])
 def test_leaves_of_arrays_that_are_gone_are_not(end: str) -> None:
     params = _params()
-    aliases = AliasResolver().resolve(params)
+    aliases = _resolved(params)
     aliases.drop([1])
     if end == "donated":
         STEP(params)
@@ -224,7 +230,7 @@ def test_leaves_of_arrays_that_are_gone_are_not(end: str) -> None:
 def test_pinning_again_beside_a_donating_thread_keeps_all_bytes_or_says_no() -> None:
     for _ in range(30):
         params = _params()
-        aliases = AliasResolver().resolve(params)
+        aliases = _resolved(params)
         aliases.drop_all()
         ready = threading.Barrier(2)
 
@@ -244,12 +250,12 @@ def test_pinning_again_beside_a_donating_thread_keeps_all_bytes_or_says_no() -> 
 
 def test_a_version_like_the_one_before_keeps_manifest_and_directory() -> None:
     resolver = AliasResolver()
-    first, second = (resolver.resolve(_params()) for _ in range(2))
+    first, second = (resolver.resolve(_params())[0] for _ in range(2))
     assert second.manifest is first.manifest
     assert second.shards is first.shards
-    other = resolver.resolve({**_params(), "w": jnp.zeros(3)})
+    other = resolver.resolve({**_params(), "w": jnp.zeros(3)})[0]
     assert other.manifest.digest != first.manifest.digest
-    renamed = resolver.resolve({"x": _params()["w"], "w": jnp.zeros(3)})
+    renamed = resolver.resolve({"x": _params()["w"], "w": jnp.zeros(3)})[0]
     assert renamed.manifest.digest != other.manifest.digest
 
 
@@ -258,7 +264,7 @@ def test_the_garbage_collector_is_left_as_it_was(enabled: bool) -> None:
     before = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        AliasResolver().resolve(_params())
+        _resolved(_params())
         assert gc.isenabled() == enabled
         with pytest.raises(ValueError, match="deleted"):
             params = _params()
@@ -273,7 +279,7 @@ def test_the_garbage_collector_is_left_as_it_was(enabled: bool) -> None:
 def test_params_in_flight_are_waited_for() -> None:
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, y: y @ x, x))
     result = slow(jnp.eye(256))
-    aliases = AliasResolver().resolve({"w": result})
+    aliases = _resolved({"w": result})
     assert (_memory(aliases, 0, np.float32)[0] == np.eye(256)).all()
 
 
@@ -291,7 +297,7 @@ def test_memory_that_can_not_be_read_in_place_is_copied_to_the_host() -> None:
 def test_elements_below_one_byte_are_read_as_bytes() -> None:
     values = (np.arange(16) - 8).astype(ml_dtypes.int4)
     array = jax.device_put(values, SingleDeviceSharding(jax.devices()[3]))
-    aliases = AliasResolver().resolve({"w": array})
+    aliases = _resolved({"w": array})
     assert _memory(aliases, 0, np.int8)[0].tolist() == values.view(np.int8).tolist()
 
 
@@ -299,7 +305,7 @@ def test_a_deleted_leaf_is_refused_by_key() -> None:
     params = _params()
     params["w"].delete()
     with pytest.raises(ValueError, match=r"leaf 'w' has been deleted \(donated\?\): give the para"):
-        AliasResolver().resolve(params)
+        _resolved(params)
 
 
 def test_a_leaf_that_is_deleted_meanwhile_is_refused_by_key() -> None:
@@ -328,15 +334,15 @@ def test_a_failed_computation_raises_as_jax_does() -> None:
         mock.patch.object(Aliases, "_take", side_effect=RuntimeError("out of memory")),
         pytest.raises(RuntimeError, match="out of memory"),
     ):
-        AliasResolver().resolve(params)
+        _resolved(params)
 
 
 def test_a_leaf_that_is_no_array_is_refused_by_key() -> None:
     with pytest.raises(TypeError, match="leaf 'w' is a float, expected a jax"):
-        AliasResolver().resolve({"w": 1.0})
+        _resolved({"w": 1.0})
     struct = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=_sharding())
     with pytest.raises(TypeError, match="leaf 'w' is a ShapeDtypeStruct, expected a jax"):
-        AliasResolver().resolve({"w": struct})
+        _resolved({"w": struct})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -344,4 +350,4 @@ def test_a_tiled_leaf_is_refused_by_key(dtype: str) -> None:
     tiled = Format(Layout((0, 1), tiling=((8, 128),)), SingleDeviceSharding(jax.devices()[0]))
     array = jax.jit(lambda: jnp.zeros((16, 256), dtype), out_shardings=tiled)()
     with pytest.raises(ValueError, match=r"leaf 'w' lies in memory as .*tiling=.*without tiles"):
-        AliasResolver().resolve({"w": array})
+        _resolved({"w": array})

@@ -36,7 +36,8 @@ def _struct(shape: tuple[int, ...], *spec: Any, dtype: Any = jnp.float32) -> Any
 def _pool(*likes: Any, max_generations: int = 3) -> GenerationPool:
     """A pool for leaves "0", "1" and so on."""
     table = shard_table([str(i) for i in range(len(likes))], likes, wanted=True)
-    return GenerationPool(table, likes, max_generations=max_generations)
+    layout = GenerationLayout.of(table, likes, process=0)
+    return GenerationPool(layout, max_generations=max_generations)
 
 
 def _acquired(pool: GenerationPool) -> Generation:

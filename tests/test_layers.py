@@ -34,7 +34,8 @@ FLOORS = (
     ("buffers", "rails", "transport"),
     ("generation_layout", "listener"),
     ("generations",),
-    ("verification",),
+    ("staging", "verification"),
+    ("snapshot", "staged_generations"),
     # control
     ("messages", "long_messages", "keepalive"),
     ("greeting",),
@@ -64,7 +65,16 @@ FLOORS = (
     ("launch", "bench", "doctor"),
 )
 FLOOR_OF = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
-USES_NATIVE = {"plan", "generations", "transport", "verification", "one_client", "bench", "doctor"}
+USES_NATIVE = {
+    "plan",
+    "generations",
+    "staged_generations",
+    "transport",
+    "verification",
+    "one_client",
+    "bench",
+    "doctor",
+}
 MAX_LINES = 400
 NO_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "base", "manager", "handler"}
 

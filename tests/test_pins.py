@@ -17,7 +17,7 @@ class RecordingExporter:
         self.published: set[int] = set()
         self.dropped: list[tuple[int, list[int]]] = []
 
-    def publish(self, version, addresses, strides):
+    def publish(self, version, addresses, strides, coming):
         self.published.add(version)
 
     def withdraw(self, version):
@@ -36,6 +36,7 @@ class RecordingAliases:
         self.strides = np.zeros(0, np.int64)
         self.held = set(range(leaves))
         self.alive = True
+        self.landed = None
 
     def holds(self, leaf):
         return leaf in self.held

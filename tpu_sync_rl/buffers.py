@@ -118,9 +118,14 @@ _BUFFER_DTYPES = frozenset(np.dtype(code).name for code in "?bhilqBHILQefdFD")
 _NARROW = re.compile(r"(u?int|float)[1-7](_|$)")
 
 
+def is_narrow(dtype: str) -> bool:
+    """Whether elements of a dtype are below one byte: JAX may pack them, the core does not."""
+    return _NARROW.match(dtype) is not None
+
+
 def is_readable_in_place(dtype: str, devices: tuple[jax.Device, ...]) -> bool:
     """Whether elements of `dtype` can be read at the address of their buffers on `devices`."""
-    return not _NARROW.match(dtype) and all(device.platform == "cpu" for device in devices)
+    return not is_narrow(dtype) and all(device.platform == "cpu" for device in devices)
 
 
 def _joined(parts: list[np.ndarray], dtype: Any) -> np.ndarray:
@@ -165,6 +170,11 @@ class Aliases:
                     raise ValueError(_deleted(self.manifest.leaves[leaf].key)) from error
                 on_pinned(self.shards.first_shard[leaf + 1])
 
+    @property
+    def landed(self) -> list[int] | None:
+        """Leaves whose bytes are there by now; None where all are."""
+        return None
+
     def holds(self, leaf: int) -> bool:
         """Whether the shards of `leaf`, an index in the manifest, are pinned."""
         return leaf in self._pins
@@ -199,15 +209,24 @@ class Aliases:
         return True
 
     def _take(self, leaf: int, array: jax.Array) -> None:
-        shards = self.shards
-        first, last = shards.first_shard[leaf], shards.first_shard[leaf + 1]
-        if first == last:
+        self._hold(leaf, self._parts(leaf, array))
+
+    def _parts(self, leaf: int, array: jax.Array) -> list[jax.Array]:
+        """The shards of `leaf`, each an array of one device."""
+        if not self.shards.devices[leaf]:
+            return []
+        parts = _parts(array, self.shards.devices[leaf])
+        return [jax.random.key_data(part) for part in parts] if self.shards.is_key[leaf] else parts
+
+    def _hold(self, leaf: int, parts: list[jax.Array]) -> None:
+        """Pins `parts`, and notes where they lie."""
+        if not parts:
             self._pins[leaf] = []
             return
-        parts = _parts(array, shards.devices[leaf])
-        if shards.is_key[leaf]:
-            parts = [jax.random.key_data(part) for part in parts]
-        if shards.in_place[leaf]:
+        shards = self.shards
+        first, last = shards.first_shard[leaf], shards.first_shard[leaf + 1]
+        pins: list[Any]
+        if self._is_in_place(leaf):
             addresses = [part.unsafe_buffer_pointer() for part in parts]
             pins, order = self._held(leaf, parts)
         else:
@@ -220,6 +239,10 @@ class Aliases:
         )
         self._pins[leaf] = pins
 
+    def _is_in_place(self, leaf: int) -> bool:
+        """Whether its shards can be read where they are."""
+        return self.shards.in_place[leaf]
+
     def _held(self, leaf: int, parts: list[Any]) -> tuple[list[Any], tuple[int, ...] | None]:
         """What keeps the buffers of `parts`, and their dimensions from major to minor, if odd."""
         if self.shards.has_buffer[leaf]:
@@ -228,7 +251,13 @@ class Aliases:
                 return [memoryview(part) for part in parts], None
             except BufferError:
                 pass
-        layout = parts[0].format.layout
+        # An opaque capsule: while it lives, so does the buffer, whatever the dtype or layout.
+        order = self._order(leaf, parts[0])
+        return [part.__dlpack__() for part in parts], order
+
+    def _order(self, leaf: int, part: Any) -> tuple[int, ...]:
+        """Its dimensions from major to minor."""
+        layout = part.format.layout
         if layout is None:
             raise RuntimeError("Array has been deleted")  # as JAX says elsewhere
         if layout.tiling:
@@ -236,8 +265,8 @@ class Aliases:
                 f"leaf {self.manifest.leaves[leaf].key!r} lies in memory as {layout}, expected "
                 "rows or columns without tiles: jax.device_put(x, x.sharding) makes them"
             )
-        # An opaque capsule: while it lives, so does the buffer, whatever the dtype or layout.
-        return [part.__dlpack__() for part in parts], layout.major_to_minor
+        order: tuple[int, ...] = layout.major_to_minor
+        return order
 
 
 @contextlib.contextmanager
@@ -291,14 +320,20 @@ class AliasResolver:
     addresses. Not thread-safe.
     """
 
-    def __init__(self, program: Program | None = None) -> None:
+    def __init__(
+        self,
+        program: Program | None = None,
+        make: Callable[[Manifest, LocalShards], Aliases] = Aliases,
+    ) -> None:
+        """`make` makes the aliases of one version, which pin nothing yet."""
         self._program = program or Program.here()
+        self._make = make
         self._known: tuple[Any, ...] = ()  # treedef and signature of the leaves last seen
         self._table: ShardTable
         self._shards: LocalShards
 
-    def resolve(self, params: Any) -> Aliases:
-        """Waits until `params` are computed and pins them. Copies nothing on CPU.
+    def resolve(self, params: Any) -> tuple[Aliases, list[jax.Array]]:
+        """Aliases for `params`, and the arrays to pin by them. Waits until those are computed.
 
         Raises:
             TypeError: a leaf is no jax.Array; the message has its key.
@@ -311,9 +346,8 @@ class AliasResolver:
             self._table = shard_table(keys, leaves, wanted=False, program=self._program)
             self._shards = LocalShards.of(self._table, self._program.index)
             self._known = known
-        aliases = Aliases(self._table.manifest, self._shards)
-        aliases.pin(computed(self._table, leaves))
-        return aliases
+        arrays = computed(self._table, leaves)
+        return self._make(self._table.manifest, self._shards), arrays
 
 
 def computed(table: ShardTable, leaves: Sequence[Any]) -> list[jax.Array]:

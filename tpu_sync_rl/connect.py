@@ -15,9 +15,12 @@ from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.nics import find_nics
 from tpu_sync_rl.options import (
     DEFAULT_TIMEOUT_S,
+    DEFAULT_WINDOW_NBYTES,
     Commit,
     OnStraggler,
     Options,
+    Staging,
+    StagingMode,
     Verify,
     check_choice,
     checked_int,
@@ -54,6 +57,9 @@ def connect_trainer(
     peer_timeout: float = 10.0,
     same_host: str = "auto",
     verify: Verify = "wire",
+    staging: StagingMode = "auto",
+    d2h_window_nbytes: int = DEFAULT_WINDOW_NBYTES,
+    max_host_nbytes: int | None = None,
     insecure: bool = False,
     trace: str | os.PathLike[str] | None = None,
     tls: TLS | None = None,
@@ -106,6 +112,13 @@ def connect_trainer(
         peer_timeout: seconds without a sign of life after which a peer is lost.
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
         verify: accepted for symmetry with `connect_sampler`, whose value counts.
+        staging: how samplers read the params. "direct": from the arrays' own memory. "pinned_host":
+            from a copy in pinned host memory, which is made leaf by leaf while others are on the
+            wire, and kept until the next version for samplers that join late. "auto" takes it
+            where a shard is on a device that is no CPU.
+        d2h_window_nbytes: most bytes of these copies that are under way at a time.
+        max_host_nbytes: most bytes of this process's copies; two fit if the trainer is not to wait
+            for samplers that still read the version before. None is any number.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of each sync: stages, and a track of chunks per stream.
             A program that is killed leaves it without its last "]": Chrome and Perfetto open it
@@ -136,6 +149,9 @@ def connect_trainer(
         tls=tls,
         metrics=metrics,
     )
+    checked_staging = Staging.checked(
+        staging, d2h_window_nbytes=d2h_window_nbytes, max_host_nbytes=max_host_nbytes
+    )
     min_replicas = checked_int("min_replicas", min_replicas, 0)
     straggler_timeout_s = checked_seconds("straggler_timeout", straggler_timeout)
     check_choice("on_straggler", on_straggler, "wait", "drop")
@@ -153,6 +169,7 @@ def connect_trainer(
         return TrainerSession(
             options,
             Program.here(),
+            checked_staging,
             incarnation=share(secrets.token_hex(8), deadline),
             min_replicas=min_replicas,
             straggler_timeout_s=straggler_timeout_s,
@@ -228,6 +245,10 @@ def connect_sampler(
     peer_timeout: float = 10.0,
     same_host: str = "auto",
     verify: Verify = "wire",
+    staging: StagingMode = "auto",
+    h2d_window_nbytes: int = DEFAULT_WINDOW_NBYTES,
+    max_host_nbytes: int | None = None,
+    max_device_nbytes: int | None = None,
     insecure: bool = False,
     trace: str | os.PathLike[str] | None = None,
     tls: TLS | None = None,
@@ -276,6 +297,16 @@ def connect_sampler(
             is compared with the trainer's, box by box, by digests that tell where each element
             belongs; a version that differs is refused, and fetched anew. The trainer keeps its
             memory until then. "off": not at all.
+        staging: how versions become arrays. "direct": they alias the memory that they came to.
+            "pinned_host": each leaf is copied on to its devices as soon as it is verified. "auto"
+            takes it where a shard is on a device that is no CPU.
+        h2d_window_nbytes: most bytes of these copies that are under way at a time.
+        max_host_nbytes: most bytes of this process's memory for versions, which lowers
+            `max_generations`. None is any number.
+        max_device_nbytes: most bytes of params on one device, where versions are copied there. If
+            the next version does not fit beside the arrays that live, it is copied within the call
+            that takes it, once the session has let go of the current one; SyncError where it still
+            does not fit, since the application holds older arrays. None is any number.
         insecure: use NICs beyond loopback without a token.
         trace: file for a Chrome trace of each sync: stages, and a track of chunks per stream.
             A program that is killed leaves it without its last "]": Chrome and Perfetto open it
@@ -287,7 +318,8 @@ def connect_sampler(
     Raises:
         SyncTimeoutError: no coordinator answered in time.
         AuthError: it has another token, or a certificate that `tls` does not trust.
-        ValueError, TypeError: a leaf of `like` that can't be made, by its key, or a bad option.
+        ValueError, TypeError: a leaf of `like` that can't be made, by its key; too little memory
+            for a version; or a bad option.
     """
     options = Options.checked(
         job=job,
@@ -305,6 +337,12 @@ def connect_sampler(
         tls=tls,
         metrics=metrics,
     )
+    checked_staging = Staging.checked(
+        staging,
+        h2d_window_nbytes=h2d_window_nbytes,
+        max_host_nbytes=max_host_nbytes,
+        max_device_nbytes=max_device_nbytes,
+    )
     if rename is not None and not isinstance(rename, Mapping) and not callable(rename):
         raise TypeError(f"rename must be a mapping or a callable, not {rename!r}")
     replica = checked_name("replica", replica)
@@ -315,6 +353,7 @@ def connect_sampler(
     return SamplerSession(
         options,
         Program.here(),
+        checked_staging,
         coordinator=coordinator,
         replica=replica,
         life=share(secrets.token_hex(8), deadline),

@@ -86,6 +86,24 @@ flags.DEFINE_enum(
     ["off", "wire", "full"],
     "Sampler: wire: a checksum of each chunk; full: compare the memory of both ends, too.",
 )
+flags.DEFINE_enum(
+    "tsr_staging",
+    None,
+    ["auto", "direct", "pinned_host"],
+    "pinned_host: copy versions between devices and host memory; auto: where devices are no CPUs.",
+)
+flags.DEFINE_integer(
+    "tsr_d2h_window_nbytes", None, "Trainer: most bytes of copies to the host under way at once.", 1
+)
+flags.DEFINE_integer(
+    "tsr_h2d_window_nbytes", None, "Sampler: most bytes of copies to devices under way at once.", 1
+)
+flags.DEFINE_integer(
+    "tsr_max_host_nbytes", None, "Most bytes of host memory for versions, in each process.", 1
+)
+flags.DEFINE_integer(
+    "tsr_max_device_nbytes", None, "Sampler: most bytes of params on one device.", 1
+)
 flags.DEFINE_bool("tsr_insecure", None, "Use NICs beyond loopback without a token.")
 flags.DEFINE_string("tsr_trace", None, "File for a Chrome trace of each sync.")
 flags.DEFINE_string("tsr_tls_certificate", None, "PEM file: this end's certificate, for TLS.")

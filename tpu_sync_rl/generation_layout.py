@@ -29,6 +29,7 @@ class _ArrayToMake:
     stored: np.dtype[Any]  # of the elements in memory: uint32 for PRNG keys
     key_impl: Any  # what jax.random.wrap_key_data takes; None for other dtypes
     sharding: Sharding | Format
+    devices: frozenset[jax.Device]  # of this process
     device: Any  # of an array that is not committed to it; else None
     first_shard: int
     shard_at: Mapping[Starts, int]  # without a key's words -> shard, counted from first_shard
@@ -79,6 +80,18 @@ class GenerationLayout:
         }
         return cls(shards, ends[:-1], int(ends[-1]), tuple(made), copied, set())
 
+    def nbytes_of(self, leaf: int) -> int:
+        """Bytes of the shards of a leaf, copies counted once."""
+        num_shards = self.shards.first_shard[leaf + 1] - self.shards.first_shard[leaf]
+        return num_shards * self.shard_nbytes_of(leaf)
+
+    def shard_nbytes_of(self, leaf: int) -> int:
+        """Bytes of one shard of a leaf; 0 where this process holds none."""
+        first, last = self.shards.first_shard[leaf : leaf + 2]
+        if first == last:
+            return 0
+        return int(self.shards.itemsize[first]) * prod(self.shards.shapes[first])
+
 
 def _array_to_make(
     like: Any, commit: bool, first_shard: int, shard_at: Mapping[Starts, int]
@@ -92,6 +105,7 @@ def _array_to_make(
         dtype=like.dtype,
         stored=np.dtype(np.uint32 if is_key else like.dtype),
         key_impl=key_impl(like.dtype) if is_key else None,
+        devices=frozenset(like.sharding.addressable_devices),
         sharding=like.sharding if is_plain else Format(layout, like.sharding),
         device=None if committed else next(iter(like.sharding.device_set)),
         first_shard=first_shard,

@@ -18,7 +18,6 @@ import numpy as np
 
 from tpu_sync_rl._native import HostMemory
 from tpu_sync_rl.generation_layout import GenerationLayout
-from tpu_sync_rl.shard_table import ShardTable
 
 # How often a wait for dead arrays looks for cycles. Even without one, JAX lets go of memory only at
 # its next call or at a collection, however small, where an array ended beside a running thread.
@@ -128,23 +127,17 @@ class GenerationPool:
     """
 
     def __init__(
-        self,
-        table: ShardTable,
-        leaves: Sequence[Any],
-        *,
-        max_generations: int,
-        nodes: Sequence[int] = (),
+        self, layout: GenerationLayout, *, max_generations: int, nodes: Sequence[int] = ()
     ) -> None:
         """Allocates nothing yet.
 
         Args:
-            table: made of `leaves`, what the arrays are to be like.
-            leaves: jax.Arrays or ShapeDtypeStructs; they are not kept.
+            layout: of the arrays of each version.
             max_generations: most blocks that ever live.
             nodes: NUMA nodes that their memory is to be on, in turns; any where there is none.
         """
         self._nodes = nodes
-        self.layout = GenerationLayout.of(table, leaves, process=table.program.index)
+        self.layout = layout
         self._max_generations = max_generations
         self._num_generations = 0
         # Filled from destructors, which may run anywhere: SimpleQueue is made for that.
@@ -173,12 +166,12 @@ class GenerationPool:
                 gc.collect()
                 memory = self._take(0.0)
         if memory is None and may_grow:
-            memory = _allocated(self.layout, self._nodes)
+            memory = self._allocated()
             self._num_generations += 1
         while memory is None and (left_s := deadline - time.monotonic()) > 0:
             memory = self._take(min(left_s, _COLLECT_S))
             self._collect()
-        return None if memory is None else Generation(self.layout, memory, self._give_back)
+        return None if memory is None else self._generation(memory)
 
     def prepare(self, until: Callable[[], bool]) -> None:
         """Makes the arrays over memory that is free, if any, for the `acquire` that comes next.
@@ -189,7 +182,7 @@ class GenerationPool:
             memory = self._take(0.0)
             if memory is None:
                 return
-            self._prepared = Generation(self.layout, memory, self._give_back)
+            self._prepared = self._generation(memory)
         self._prepared.prepare_arrays(until)
 
     def when_free(self, call: Callable[[], object]) -> None:
@@ -200,8 +193,8 @@ class GenerationPool:
         """Gives memory back to the system: what is free now, the rest when its arrays are gone."""
         self._closed = True
         self._prepared = None
-        while self._take(0.0) is not None:
-            pass
+        while (memory := self._take(0.0)) is not None:
+            self._release(memory)
 
     def _take(self, timeout_s: float) -> HostMemory | None:
         try:
@@ -218,9 +211,20 @@ class GenerationPool:
             notice_dead_arrays()
 
     def _give_back(self, memory: HostMemory) -> None:
-        if not self._closed:
+        if self._closed:
+            self._release(memory)
+        else:
             self._free.put(memory)
             self._on_free()
+
+    def _generation(self, memory: HostMemory) -> Generation:
+        return Generation(self.layout, memory, self._give_back)
+
+    def _allocated(self) -> HostMemory:
+        return _allocated(self.layout, self._nodes)
+
+    def _release(self, memory: HostMemory) -> None:
+        """Told of a block that goes back to the system when this returns."""
 
 
 class ResultPool:

@@ -23,6 +23,8 @@ Wait = Literal["received", "committed"]  # what a trainer's sync_weights may wai
 OnStraggler = Literal["wait", "drop"]  # what becomes of a call whose replica is too slow
 Commit = Literal["replica", "fleet"]  # who returns a version together
 Verify = Literal["off", "wire", "full"]  # how a version is held against its source
+StagingMode = Literal["auto", "direct", "pinned_host"]  # how shards become host memory, and back
+DEFAULT_WINDOW_NBYTES = 256 << 20  # of copies between devices and host memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,49 @@ class Options:
             trace=None if trace is None else os.fspath(trace),
             tls=tls,
             metrics=metrics,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """How versions pass between devices and host memory, and how much of each they may take.
+
+    Attributes:
+        mode: "auto" takes "pinned_host" where a shard is on a device that is no CPU.
+        window_nbytes: most bytes of copies between device and host that are under way at a time.
+        max_host_nbytes: most bytes of host memory for versions; None for any number.
+        max_device_nbytes: most bytes of params on one device; None for any number.
+    """
+
+    mode: StagingMode = "auto"
+    window_nbytes: int = DEFAULT_WINDOW_NBYTES
+    max_host_nbytes: int | None = None
+    max_device_nbytes: int | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        mode: StagingMode,
+        *,
+        max_host_nbytes: int | None,
+        max_device_nbytes: int | None = None,
+        **window: int,
+    ) -> "Staging":
+        """The options as a user gave them to `connect_*`; `window` is the one that has its name.
+
+        Raises:
+            ValueError, TypeError: names the option, what it may be and what it was.
+        """
+        check_choice("staging", mode, "auto", "direct", "pinned_host")
+        ((name, nbytes),) = window.items()
+        limits = {"max_host_nbytes": max_host_nbytes, "max_device_nbytes": max_device_nbytes}
+        return cls(
+            mode=mode,
+            window_nbytes=checked_int(name, nbytes, 1),
+            **{
+                limit: None if most is None else checked_int(limit, most, 1)
+                for limit, most in limits.items()
+            },
         )
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -63,19 +63,35 @@ class PinnedVersions:
         with self._changed:
             return sorted(self._pinned)
 
-    def wait_for_room(self, deadline: float) -> bool:
-        """Waits until one more version may be pinned; False when `deadline` passed first."""
+    def wait_for_room(self, deadline: float, most: int = MAX_PINNED) -> bool:
+        """Waits until one more version may be pinned; False when `deadline` passed first.
+
+        Args:
+            deadline: by time.monotonic().
+            most: that may be pinned at once. The newest one, where it is let go but may be alive,
+                makes room as well.
+        """
         with self._changed:
-            return self._changed.wait_for(
-                lambda: len(self._pinned) < MAX_PINNED, seconds_left(deadline)
-            )
+            if not self._changed.wait_for(lambda: len(self._pinned) < most, seconds_left(deadline)):
+                return False
+            if len(self._pinned) + 1 >= most:
+                self._newest = None
+            return True
 
     def pin(self, version: int, aliases: Aliases) -> None:
-        """Makes `version` readable for sinks."""
-        self._exporter.publish(version, aliases.addresses, aliases.strides)
+        """Makes `version` readable for sinks, those leaves of it that have landed."""
+        landed = aliases.landed
+        self._exporter.publish(version, aliases.addresses, aliases.strides, landed is not None)
+        if landed is not None:
+            self._exporter.add_leaves(version, landed, aliases.addresses, aliases.strides)
         with self._changed:
             self._pinned[version] = aliases
             self._newest = None
+
+    def add_leaves(self, version: int, aliases: Aliases, leaves: Sequence[int]) -> None:
+        """Makes leaves of `version` readable that have landed; nothing where it was let go."""
+        with contextlib.suppress(VersionError):
+            self._exporter.add_leaves(version, leaves, aliases.addresses, aliases.strides)
 
     def on_pins(self, message: Pins) -> None:
         """Takes what the coordinator says; returns at once."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tpu_sync_rl.dialler import Dialler
-from tpu_sync_rl.errors import CorruptionError, PeerLostError
+from tpu_sync_rl.errors import CorruptionError, PeerLostError, SyncError
 from tpu_sync_rl.generations import Generation, GenerationPool
 from tpu_sync_rl.manifest import Manifest, Rename, match
 from tpu_sync_rl.messages import (
@@ -28,11 +28,13 @@ from tpu_sync_rl.messages import (
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.plan import Plan, make_plan
 from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.staged_generations import StagedGeneration
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Fetcher
 from tpu_sync_rl.verification import Verification
 
 _POLL_S = 0.1
+_LOOK_S = 0.01  # how late the end of H2D is noticed
 _GOODBYE_S = 0.5
 
 
@@ -42,7 +44,7 @@ class Received:
 
     held: Held
     generation: Generation
-    leaves: list[Any]  # jax.Arrays, in the manifest's order
+    leaves: list[Any] | None  # jax.Arrays, in the manifest's order; None before H2D at the commit
     stats: ProcessStats
 
 
@@ -125,6 +127,11 @@ class Receiver:
             while (older := next(iter(self._prepared))) != held:
                 del self._prepared[older]
             return self._prepared.pop(held)
+
+    def put_back(self, received: Received) -> None:
+        """Takes back what `take` handed over, for another call."""
+        with self._lock:
+            self._prepared[received.held] = received
 
     def on_message(self, message: TrainerUp | Fetch | Abandon) -> None:
         """Takes what the coordinator says; returns at once."""
@@ -253,11 +260,12 @@ class Receiver:
         fetcher.begin(held.version, generation.sink_addresses)
         try:
             generation.prepare_arrays()
-            self._wait(held, source)
+            self._wait(held, source, generation)
         finally:
             fetcher.end()
             self._trace.chunks("source", *fetcher.take_events())
-        leaves = generation.arrays()
+        staged = generation if isinstance(generation, StagedGeneration) else None
+        leaves = None if staged is not None and staged.waits_for_swap else generation.arrays()
         ended = made = time.monotonic()
         traffic = fetcher.received()
         stages = {"wait": waited - began, "wire": traffic.seconds["wire"]}
@@ -267,16 +275,21 @@ class Receiver:
             ended = time.monotonic()
             stages["verify"] = ended - made
         self._trace.stages(held.version, began, stages.items())
+        if staged is not None and leaves is not None:
+            stages["h2d"] = staged.trace(self._trace, held.version)
         seconds = {"plan": self._planned_s, **traffic.seconds, **stages, "total": ended - began}
         self._planned_s = 0.0
         plan, rails = source.plan, source.dialler.described(traffic.rails)
         stats = ProcessStats(plan.nbytes, plan.wire_nbytes, seconds, rails)
         return Received(held, generation, leaves, stats)
 
-    def _wait(self, held: Held, source: _Source) -> None:
-        """Waits for all that the fetcher has begun; sees to it that it has streams."""
+    def _wait(self, held: Held, source: _Source, generation: Generation | None = None) -> None:
+        """Waits for all that the fetcher has begun; sees to it that it has streams.
+
+        Leaves that go to `generation` are copied on to their devices meanwhile, where that is so.
+        """
         silent_since = time.monotonic()
-        while not source.fetcher.wait(_POLL_S):
+        while not _is_there(source.fetcher, generation):
             self._stop_if_told(held)
             source.dialler.open_missing()
             lost = source.dialler.lost()
@@ -286,8 +299,13 @@ class Receiver:
                 raise PeerLostError(f"version {held.version}: {'; '.join(lost.values())}")
 
     def _verify(
-        self, held: Held, source: _Source, verification: Verification, leaves: list[Any]
+        self, held: Held, source: _Source, verification: Verification, leaves: list[Any] | None
     ) -> None:
+        if leaves is None:
+            raise SyncError(
+                f"version {held.version} has no room beside the current one within "
+                "max_device_nbytes, where verify='full' has to look at its arrays"
+            )
         source.fetcher.begin_digests(held.version, verification.requests)
         try:
             found = verification.digests_of(leaves)  # while the sources compute theirs
@@ -318,6 +336,13 @@ class Receiver:
         if self._newest_incarnation != held.incarnation:
             return True
         return time.monotonic() - silent_since > self._options.peer_timeout_s
+
+
+def _is_there(fetcher: Fetcher, generation: Generation | None) -> bool:
+    if not isinstance(generation, StagedGeneration):
+        return fetcher.wait(_POLL_S)
+    generation.verified(fetcher.take_finished(_LOOK_S))
+    return fetcher.wait(0.0)
 
 
 class _Freed:

@@ -4,6 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
+# What Report.staging says.
+DIRECT = "direct"
+PINNED_HOST = "pinned_host"
+
 Number = TypeVar("Number", int, float)
 
 
@@ -109,12 +113,15 @@ class Report:
     `seconds` has these stages. Those of the clock:
 
     - "compute": until the params were there; "pin": checking and pinning them (trainer).
+    - "d2h": from the start of the first copy to pinned host memory to the end of the last, beside
+      "wire" (a trainer's `local`, where versions are staged).
     - "plan": making the plan, before the version came; 0 where an earlier one had it made.
     - "wait": until memory was free, that no older arrays use (sampler).
     - "wire": from the first request to the last verified byte. In a trainer's `local`: how long
       its busiest rail had a chunk under way.
     - "arrays": from there until the jax.Arrays were made.
     - "verify": comparing their memory with the trainer's; with `verify="full"` alone.
+    - "h2d": with a copy to a device under way, beside "wire" (where versions are staged).
     - "total": the whole transfer on a sampler, the whole call on a trainer.
 
     Those of the threads that move bytes, all of a process together, within "wire":
@@ -136,7 +143,8 @@ class Report:
         replicas: per replica the version that it has prepared, None for none yet.
         lost: replicas that were lost during the call, or dropped since they were too slow.
         refused: replicas whose manifest does not fit, with every difference.
-        staging: how shards became host memory: "direct" from PJRT buffers.
+        staging: how shards became host memory, or host memory shards: "direct" within PJRT buffers,
+            "pinned_host" by a copy between device and host.
         agent: where the data path runs: "process", in the program itself.
     """
 
@@ -149,7 +157,7 @@ class Report:
     replicas: Mapping[str, int | None]
     lost: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    staging: str = "direct"
+    staging: str = DIRECT
     agent: str = "process"
     local: "Report | None" = field(default=None, compare=False, repr=False)
 
@@ -180,7 +188,7 @@ class Report:
     def __str__(self) -> str:
         speed = f"{shown_nbytes(1e9 * self.gbytes_per_s)}/s"
         here = {} if self.local is None else self.local.seconds
-        is_default = (self.staging, self.agent) == ("direct", "process")
+        is_default = (self.staging, self.agent) == (DIRECT, "process")
         rows = [
             ("version", f"{self.version} of incarnation {self.incarnation}"),
             ("params", shown_nbytes(self.nbytes)),

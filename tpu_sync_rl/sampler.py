@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -14,7 +15,8 @@ from tpu_sync_rl.calls import GRACE_S, Calls
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import JobEndedError, SyncError, SyncTimeoutError, VersionError
-from tpu_sync_rl.generations import GenerationPool, notice_dead_arrays
+from tpu_sync_rl.generation_layout import GenerationLayout
+from tpu_sync_rl.generations import notice_dead_arrays
 from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import (
@@ -37,6 +39,7 @@ from tpu_sync_rl.messages import (
 from tpu_sync_rl.nics import numa_nodes
 from tpu_sync_rl.options import (
     Options,
+    Staging,
     checked_int,
     checked_timeout,
     is_loopback,
@@ -44,14 +47,15 @@ from tpu_sync_rl.options import (
 )
 from tpu_sync_rl.process_stats import ProcessStats, combined
 from tpu_sync_rl.program import Program
-from tpu_sync_rl.receiver import Receiver
-from tpu_sync_rl.report import Report
+from tpu_sync_rl.receiver import Received, Receiver
+from tpu_sync_rl.report import DIRECT, PINNED_HOST, Report
 from tpu_sync_rl.shard_table import shard_table
+from tpu_sync_rl.staged_generations import StagedGeneration, StagedPool, generation_pool
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.tree import flatten
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Update:
     """One version of the params on this sampler.
 
@@ -82,6 +86,7 @@ class SamplerSession:
         self,
         options: Options,
         program: Program,
+        staging: Staging,
         *,
         coordinator: str,
         replica: str,
@@ -106,12 +111,14 @@ class SamplerSession:
         self._asked: tuple[Take, float] | None = None  # in the call under way, and its deadline
         self._next_call = 0
         self._current: Update | None = None
+        self._committed: Held | None = None
         self._latest: Held | None = None
         self._fleet_commit: Held | None = None
         self._closed = False
         over_nics = not is_loopback(split_address(coordinator)[0])
         nodes = numa_nodes(options.nics) if over_nics else ()
-        self._pool = GenerationPool(table, leaves, max_generations=max_generations, nodes=nodes)
+        layout = GenerationLayout.of(table, leaves, process=program.index)
+        self._pool = generation_pool(layout, staging, max_generations=max_generations, nodes=nodes)
         self._client = CoordinatorClient(
             coordinator,
             options,
@@ -289,7 +296,10 @@ class SamplerSession:
         if received is None:
             return None, VersionError(f"version {held.version} is no longer held by this process")
         params = [None] * len(self._order)
-        for position, leaf in zip(self._order, received.leaves, strict=True):
+        leaves = received.leaves
+        if leaves is None:
+            leaves = self._swapped(received)
+        for position, leaf in zip(self._order, leaves, strict=True):
             params[position] = leaf
         self._current = Update(
             held.version,
@@ -297,7 +307,29 @@ class SamplerSession:
             jax.tree.unflatten(self._treedef, params),
             self._report(held, combined(decided.stats), self._report(held, received.stats, None)),
         )
+        self._committed = held
         return self._current, None
+
+    def _swapped(self, received: Received) -> list[Any]:
+        """The arrays of a version that its devices have room for only where the former one was."""
+        assert isinstance(self._pool, StagedPool)
+        former = None if self._current is None else weakref.ref(self._current)
+        self._current = None
+        missing_nbytes = self._pool.device_memory.missing_nbytes()
+        if missing_nbytes > 0:
+            self._current = None if former is None else former()
+            self._receiver.put_back(received)
+            raise SyncError(
+                f"version {received.held.version} needs {missing_nbytes} bytes more than "
+                "max_device_nbytes on a device: the application holds arrays of former versions; "
+                "let go of them, and of their Update, before the call"
+            )
+        leaves = received.generation.arrays()
+        assert isinstance(received.generation, StagedGeneration)
+        received.stats.seconds["h2d"] = received.generation.trace(
+            self._trace, received.held.version
+        )
+        return leaves
 
     def _report(self, held: Held, stats: ProcessStats, local: Report | None) -> Report:
         return Report(
@@ -308,6 +340,7 @@ class SamplerSession:
             seconds=stats.seconds,
             rails=stats.rails,
             replicas={self._replica: held.version},
+            staging=PINNED_HOST if isinstance(self._pool, StagedPool) else DIRECT,
             agent=self._program.agent,
             local=local,
         )
@@ -315,7 +348,6 @@ class SamplerSession:
     # --- what comes in, on the client's thread
 
     def _join(self) -> JoinSampler:
-        current = self._current
         return JoinSampler(
             life=self._life,
             process_count=self._program.count,
@@ -323,7 +355,7 @@ class SamplerSession:
             prepared=self._receiver.prepared,
             promise=self._receiver.promise,
             fleet_commit=self._fleet_commit,
-            committed=None if current is None else Held(current.incarnation, current.version),
+            committed=self._committed,
             call=self._next_call,
             outcomes=self._calls.decisions(),
         )

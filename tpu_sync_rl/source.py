@@ -2,16 +2,21 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from tpu_sync_rl.buffers import AliasResolver
+import jax
+
+from tpu_sync_rl.buffers import Aliases, AliasResolver, LocalShards
 from tpu_sync_rl.errors import ManifestError, SyncTimeoutError
 from tpu_sync_rl.manifest import Manifest, changes
 from tpu_sync_rl.messages import Pins, PinsKept
-from tpu_sync_rl.options import Options
-from tpu_sync_rl.pins import PinnedVersions, wait_until_computed
+from tpu_sync_rl.options import Options, Staging
+from tpu_sync_rl.pins import MAX_PINNED, PinnedVersions, wait_until_computed
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.rails import Connection
+from tpu_sync_rl.snapshot import Snapshot
+from tpu_sync_rl.staging import num_fitting, takes_pinned_host
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Exporter, Traffic
 
@@ -19,27 +24,34 @@ from tpu_sync_rl.transport import Exporter, Traffic
 class Source:
     """What one trainer process serves; nothing before its first version.
 
-    One thread at a time may `pin`, and one ask for `sent`; all else may be called from any thread.
+    One thread at a time may `pin` and `land`, and one ask for `sent`; all else may be called from
+    any thread.
 
     Attributes:
         manifest: of the params, from the first version on.
         nbytes: of this process's shards.
+        is_staged: whether versions are copied to pinned host memory.
     """
 
     def __init__(
         self,
         options: Options,
         program: Program,
+        staging: Staging,
         trace: Trace,
         answer: Callable[[PinsKept], None],
     ) -> None:
         """Starts nothing; `answer` tells the coordinator what `on_pins` came to."""
         self.manifest: Manifest | None = None
         self.nbytes = 0
+        self.is_staged = False
         self._options = options
+        self._staging = staging
         self._trace = trace
         self._answer = answer
-        self._resolver = AliasResolver(program)
+        self._resolver = AliasResolver(program, self._made)
+        self._landing: tuple[Snapshot, list[jax.Array]] | None = None
+        self._max_pinned = MAX_PINNED
         self._exporter: Exporter | None = None
         self._pins: PinnedVersions | None = None
 
@@ -51,19 +63,22 @@ class Source:
     def pin(self, params: Any, version: int, deadline: float) -> dict[str, float]:
         """Waits until `params` are computed and there is room for them, and pins them.
 
+        Where they are staged, sinks may ask for them from now on, and get them as they `land`.
+
         Returns:
             Seconds per stage.
 
         Raises:
             SyncTimeoutError: `deadline` passed first.
             ManifestError: they are not like those of the first version.
-            ValueError, TypeError: a leaf that can't be synced, by its key.
+            ValueError, TypeError: a leaf that can't be synced, by its key; or there is too little
+                host memory for a version.
         """
         began = time.monotonic()
         if not wait_until_computed(params, deadline):
             raise SyncTimeoutError(f"version {version} was not published: it is being computed")
         computed = time.monotonic()
-        aliases = self._resolver.resolve(params)
+        aliases, arrays = self._resolver.resolve(params)
         if self.manifest is None:
             self.manifest = aliases.manifest
             self.nbytes = aliases.shards.nbytes
@@ -79,13 +94,34 @@ class Source:
                 + "; ".join(changes(self.manifest, aliases.manifest))
             )
         assert self._pins is not None
-        if not self._pins.wait_for_room(deadline):
+        if not self._pins.wait_for_room(deadline, self._max_pinned):
             raise SyncTimeoutError(
                 f"version {version} was not published: samplers still read versions "
-                f"{', '.join(map(str, self._pins.versions))}, and at most two are pinned at once"
+                f"{', '.join(map(str, self._pins.versions))}, and at most {self._max_pinned} "
+                "can be pinned at once"
             )
+        if isinstance(aliases, Snapshot):
+            self._landing = aliases, arrays
+        else:
+            aliases.pin(arrays)
         self._pins.pin(version, aliases)
         seconds = {"compute": computed - began, "pin": time.monotonic() - computed}
+        self._trace.stages(version, began, seconds.items())
+        return seconds
+
+    def land(self, version: int) -> dict[str, float]:
+        """Copies a version that is staged to host memory; on return its arrays may be donated.
+
+        Returns:
+            Seconds of the stage "d2h"; nothing of a version that is not staged.
+        """
+        landing, self._landing = self._landing, None
+        if landing is None or self._pins is None:
+            return {}
+        began = time.monotonic()
+        snapshot, arrays = landing
+        snapshot.stage(arrays, partial(self._pins.add_leaves, version, snapshot))
+        seconds = {"d2h": time.monotonic() - began}
         self._trace.stages(version, began, seconds.items())
         return seconds
 
@@ -109,6 +145,15 @@ class Source:
         assert self._exporter is not None
         self._trace.chunks("sink", *self._exporter.take_events())
         return self._exporter.sent()
+
+    def _made(self, manifest: Manifest, shards: LocalShards) -> Aliases:
+        if not takes_pinned_host(self._staging.mode, shards):
+            return Aliases(manifest, shards)
+        self.is_staged = True
+        limit = self._staging.max_host_nbytes
+        fitting = num_fitting("a snapshot", shards.nbytes, "max_host_nbytes", limit, 1)
+        self._max_pinned = min(MAX_PINNED, fitting)
+        return Snapshot(manifest, shards, window_nbytes=self._staging.window_nbytes)
 
     def close(self) -> None:
         """Lets go of everything and ends the threads."""

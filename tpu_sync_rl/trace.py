@@ -94,6 +94,13 @@ class Trace:
             began += spent_s
         self._write(events)
 
+    def beside(self, version: int, stage: str, began: float, spent_s: float) -> None:
+        """Adds a stage that went on while others did, on a track of its own."""
+        offset_s = time.time() - time.monotonic()
+        with self._lock:
+            track, named = self._track((stage, 0), stage)
+        self._write([*named, _slice(stage, track, began + offset_s, spent_s, version=version)])
+
     def chunks(self, peer: str, chunks: Sequence[ChunkEvent], num_dropped: int) -> None:
         """Adds chunks to the tracks of their streams.
 
@@ -121,12 +128,9 @@ class Trace:
                 self._file.close()
 
     def _chunk(self, peer: str, chunk: ChunkEvent, offset_s: float) -> Iterator[dict[str, Any]]:
-        stream = (chunk.rail, chunk.number)
-        track = self._tracks.get(stream)
-        if track is None:
-            track = self._tracks[stream] = len(self._tracks) + 1
-            name = f"{chunk.rail} stream {chunk.number}"
-            yield _event("thread_name", "M", track, args={"name": name})
+        name = f"{chunk.rail} stream {chunk.number}"
+        track, named = self._track((chunk.rail, chunk.number), name)
+        yield from named
         began = max(chunk.asked, self._ended.get(track, chunk.asked))
         self._ended[track] = chunk.ended
         arguments = {
@@ -139,6 +143,13 @@ class Trace:
         }
         name = f"chunk {chunk.chunk}" + ("" if chunk.nbytes else ", lost")
         yield _slice(name, track, began + offset_s, chunk.ended - began, **arguments)
+
+    def _track(self, key: tuple[str, int], name: str) -> tuple[int, list[dict[str, Any]]]:
+        """The track of `key`, and the event that names it, if it is a new one."""
+        if key in self._tracks:
+            return self._tracks[key], []
+        track = self._tracks[key] = len(self._tracks) + 1
+        return track, [_event("thread_name", "M", track, args={"name": name})]
 
     def _write(self, events: Sequence[dict[str, Any]]) -> None:
         texts = [json.dumps(event) for event in events]

@@ -29,11 +29,11 @@ from tpu_sync_rl.messages import (
     PublishOutcome,
     TrainerJoined,
 )
-from tpu_sync_rl.options import Commit, OnStraggler, Options, Wait, checked_timeout
+from tpu_sync_rl.options import Commit, OnStraggler, Options, Staging, Wait, checked_timeout
 from tpu_sync_rl.process_stats import combined, on_lines_of
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.publications import Publications
-from tpu_sync_rl.report import Report
+from tpu_sync_rl.report import DIRECT, PINNED_HOST, Report
 from tpu_sync_rl.source import Source
 from tpu_sync_rl.sync_handle import SyncHandle
 from tpu_sync_rl.trace import Trace
@@ -54,6 +54,7 @@ class TrainerSession:
         self,
         options: Options,
         program: Program,
+        staging: Staging,
         *,
         incarnation: str,
         min_replicas: int,
@@ -94,7 +95,7 @@ class TrainerSession:
             on_message=self._on_message,
             on_refused=self._on_refused,
         )
-        self._source = Source(options, program, self._trace, self._client.send)
+        self._source = Source(options, program, staging, self._trace, self._client.send)
         self._listener = Listener(
             options,
             coordinator=coordinator,
@@ -146,14 +147,16 @@ class TrainerSession:
 
         Collective over the trainer program, with one outcome in all its processes. Donating the
         params after it returns is safe, whatever `wait` is. Copies nothing: samplers read from
-        the arrays' own memory. Blocks; may be called from any thread, one call at a time.
+        the arrays' own memory; or from a copy in pinned host memory, where `staging` is that, and
+        it returns when that is whole, at the earliest. Blocks; may be called from any thread, one
+        call at a time.
 
         Args:
             params: pytree of jax.Arrays, the same leaves in every call of a session.
             version: int ≥ 0 that grows; None is the last one + 1, and 1 at first.
             wait: "received": every live replica has prepared this version or a newer one.
                 "committed": every live replica's application took it. None: returns a
-                `SyncHandle` as soon as the params are pinned.
+                `SyncHandle` as soon as the params are pinned, or copied.
             timeout: seconds; None for the session's.
 
         Raises:
@@ -255,7 +258,12 @@ class TrainerSession:
             )
             self._publications.add(publish)
             self._send_publish(publish)
-        return call, publish
+        try:
+            landed = self._source.land(version)
+        except BaseException:
+            self._source.let_go(version)
+            raise
+        return call, msgspec.structs.replace(publish, seconds={**seconds, **landed})
 
     def _send_publish(self, publish: Publish) -> None:
         manifest = self._source.manifest
@@ -292,6 +300,7 @@ class TrainerSession:
             replicas={name: status.version for name, status in decided.replicas.items()},
             lost=tuple(decided.lost),
             refused=decided.refused,
+            staging=PINNED_HOST if self._source.is_staged else DIRECT,
             agent=self._program.agent,
         )
         return replace(

@@ -1,0 +1,201 @@
+"""Versions of a sampler that go on from host memory to its devices, and the room for them there."""
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+
+from tpu_sync_rl._native import HostMemory
+from tpu_sync_rl.generation_layout import GenerationLayout
+from tpu_sync_rl.generations import Generation, GenerationPool
+from tpu_sync_rl.options import Staging
+from tpu_sync_rl.staging import Window, num_fitting, takes_pinned_host
+from tpu_sync_rl.trace import Trace
+
+
+class StagedGeneration(Generation):
+    """One use of a block of memory, from which leaves go on to their devices as they are verified.
+
+    Its memory is free when the arrays are there.
+    """
+
+    def __init__(
+        self,
+        layout: GenerationLayout,
+        memory: Any,
+        on_free: Callable[[Any], object],
+        *,
+        window_nbytes: int,
+        device_memory: "DeviceMemory",
+    ) -> None:
+        """As a Generation; at most `window_nbytes` of copies are under way at a time."""
+        super().__init__(layout, memory, on_free)
+        self._device_memory = device_memory
+        self._window = Window(window_nbytes)
+        self._waits_for_swap: bool | None = None  # until it is known
+        self._begun = [False] * len(layout.leaves)
+
+    @property
+    def waits_for_swap(self) -> bool:
+        """Whether the devices had no room for it beside the arrays of former versions."""
+        return bool(self._waits_for_swap)
+
+    def prepare_arrays(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Does nothing: arrays are copies of bytes that are there."""
+
+    def verified(self, leaves: Iterable[int]) -> None:
+        """Begins H2D of leaves whose bytes are all there; waits where too much is under way."""
+        if self._waits_for_swap is None:
+            self._waits_for_swap = self._device_memory.missing_nbytes() > 0
+        if not self._waits_for_swap:
+            self._begin(leaves)
+        self._window.look()
+
+    def arrays(self) -> list[Any]:
+        """Hands out the jax.Arrays, in the manifest's order. Call once, when all is verified."""
+        self._begin(range(len(self._begun)))
+        self._window.finish()
+        arrays: list[Any] = self._arrays
+        self._device_memory.took(arrays)
+        self._arrays = []
+        del self._root
+        return arrays
+
+    def trace(self, trace: Trace, version: int) -> float:
+        """Writes when H2D was; returns for how long copies were under way."""
+        if self._window.began is not None:
+            trace.beside(version, "h2d", self._window.began, self._window.busy_s)
+        return self._window.busy_s
+
+    def _begin(self, leaves: Iterable[int]) -> None:
+        for leaf in leaves:
+            if not self._begun[leaf]:
+                self._begun[leaf] = True
+                nbytes = self._layout.nbytes_of(leaf)
+                copied, landed = partial(self._copied, leaf), partial(self._land, leaf)
+                self._window.begin(nbytes, copied, landed)
+
+    def _copied(self, leaf: int) -> Any:
+        array: Any = self._made(leaf, must_alias=False)
+        if any(device.platform != "cpu" for device in array.devices()):
+            return array
+        made = self._layout.leaves[leaf]
+        # On a CPU what was made is an alias.
+        return jax.device_put(
+            array, made.sharding if made.device is None else None, may_alias=False
+        )
+
+    def _land(self, leaf: int, array: jax.Array) -> None:
+        self._arrays[leaf] = array
+
+
+class DeviceMemory:
+    """What the arrays of a sampler's versions take on its devices, held against a limit.
+
+    One thread at a time.
+    """
+
+    def __init__(self, layout: GenerationLayout, most_nbytes: int | None) -> None:
+        """Allows `most_nbytes` on each device; any number where that is None.
+
+        Raises:
+            ValueError: not even one version fits.
+        """
+        self._most_nbytes = most_nbytes
+        self._of_leaf = [
+            (leaf.devices, layout.shard_nbytes_of(index))
+            for index, leaf in enumerate(layout.leaves)
+        ]
+        self._taken: list[tuple[int, weakref.ref[Any]]] = []  # leaf and array
+        nbytes = max(self._used().values(), default=0)
+        num_fitting("a version on a device", nbytes, "max_device_nbytes", most_nbytes, 1)
+
+    def missing_nbytes(self) -> int:
+        """How much is missing for one more version on the fullest device."""
+        if self._most_nbytes is None:
+            return 0
+        return max(0, max(self._used().values(), default=0) - self._most_nbytes)
+
+    def took(self, arrays: Sequence[Any]) -> None:
+        """The arrays of a version are there; they count while somebody holds them."""
+        if self._most_nbytes is not None:
+            alive = [(leaf, array) for leaf, array in self._taken if array() is not None]
+            self._taken = alive + [(leaf, weakref.ref(x)) for leaf, x in enumerate(arrays)]
+
+    def _used(self) -> Counter[Any]:
+        """Bytes on each device with one more version."""
+        used: Counter[Any] = Counter()
+        alive = [leaf for leaf, array in self._taken if array() is not None]
+        for leaf in [*range(len(self._of_leaf)), *alive]:
+            devices, nbytes = self._of_leaf[leaf]
+            for device in devices:
+                used[device] += nbytes
+        return used
+
+
+class StagedPool(GenerationPool):
+    """A pool of staged generations, whose memory is mapped for DMA by clients that can do so."""
+
+    def __init__(
+        self,
+        layout: GenerationLayout,
+        staging: Staging,
+        *,
+        max_generations: int,
+        nodes: Sequence[int],
+    ) -> None:
+        """Allocates nothing yet.
+
+        Raises:
+            ValueError: a version does not fit into the memory that `staging` allows.
+        """
+        super().__init__(layout, max_generations=max_generations, nodes=nodes)
+        self.device_memory = DeviceMemory(layout, staging.max_device_nbytes)
+        self._window_nbytes = staging.window_nbytes
+        self._clients = {device.client for devices in layout.shards.devices for device in devices}
+
+    def _generation(self, memory: HostMemory) -> Generation:
+        return StagedGeneration(
+            self.layout,
+            memory,
+            self._give_back,
+            window_nbytes=self._window_nbytes,
+            device_memory=self.device_memory,
+        )
+
+    def _allocated(self) -> HostMemory:
+        memory = super()._allocated()
+        for client in self._clients:
+            # It goes on without where the client says that it can't.
+            with contextlib.suppress(AttributeError, jax.errors.JaxRuntimeError):
+                client.dma_map(memory.address, memory.nbytes)
+        return memory
+
+    def _release(self, memory: HostMemory) -> None:
+        for client in self._clients:
+            with contextlib.suppress(AttributeError, jax.errors.JaxRuntimeError):
+                client.dma_unmap(memory.address)
+
+
+def generation_pool(
+    layout: GenerationLayout, staging: Staging, *, max_generations: int, nodes: Sequence[int]
+) -> GenerationPool:
+    """The pool of a sampler whose versions pass to its devices as `staging` says.
+
+    Raises:
+        ValueError: a version does not fit into the memory that `staging` allows, and what lacks.
+    """
+    staged = takes_pinned_host(staging.mode, layout.shards)
+    # Arrays that alias a generation are held while the next one comes in.
+    least = 1 if staged else 2
+    limit = num_fitting(
+        "versions in host memory", layout.nbytes, "max_host_nbytes", staging.max_host_nbytes, least
+    )
+    most = min(max_generations, limit)
+    if not staged:
+        return GenerationPool(layout, max_generations=most, nodes=nodes)
+    return StagedPool(layout, staging, max_generations=most, nodes=nodes)
