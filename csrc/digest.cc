@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <thread>
 
@@ -12,8 +13,10 @@ namespace {
 constexpr size_t kUnitNbytes = 4;
 constexpr int64_t kMostCast = 1024;  // elements that are cast at a time
 
-inline __attribute__((always_inline)) uint64_t SumUnits(uint64_t first, const uint8_t* data,
-                                                        size_t num_units) {
+#define TSR_INLINE inline __attribute__((always_inline))
+
+// Whole units, from unit `first` on.
+TSR_INLINE uint64_t SumUnits(uint64_t first, const uint8_t* data, size_t num_units) {
   uint64_t sum = 0;
   for (size_t i = 0; i < num_units; ++i) {
     uint32_t unit;
@@ -23,25 +26,57 @@ inline __attribute__((always_inline)) uint64_t SumUnits(uint64_t first, const ui
   return sum;
 }
 
-uint64_t SumPlain(uint64_t first, const uint8_t* data, size_t num_units) {
-  return SumUnits(first, data, num_units);
+// Elements that are no longer than a unit and lie side by side in memory, but `step` bytes apart in
+// the leaf.
+template <typename Element>
+TSR_INLINE uint64_t SumApart(uint64_t position, uint64_t step, const uint8_t* data, size_t count) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    Element element;
+    std::memcpy(&element, data + i * sizeof element, sizeof element);
+    const uint64_t at = position + i * step;
+    sum += (uint64_t{element} << (8 * (at % kUnitNbytes))) * DigestMultiplier(at / kUnitNbytes);
+  }
+  return sum;
 }
 
+TSR_INLINE uint64_t SumElements(size_t itemsize, uint64_t position, uint64_t step,
+                                const uint8_t* data, size_t count) {
+  if (itemsize == 1) return SumApart<uint8_t>(position, step, data, count);
+  if (itemsize == 2) return SumApart<uint16_t>(position, step, data, count);
+  return SumApart<uint32_t>(position, step, data, count);
+}
+
+struct Sums {
+  uint64_t (*units)(uint64_t first, const uint8_t* data, size_t num_units);
+  uint64_t (*elements)(size_t itemsize, uint64_t position, uint64_t step, const uint8_t* data,
+                       size_t count);
+};
+
 #if defined(__x86_64__)
-// The compiler makes eight products at a time of it.
-__attribute__((target("avx512f,avx512dq,prefer-vector-width=512"))) uint64_t
-SumAvx512(uint64_t first, const uint8_t* data, size_t num_units) {
+// The compiler makes eight products at a time of each.
+#define TSR_AVX512 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw")))
+
+TSR_AVX512 uint64_t UnitsAvx512(uint64_t first, const uint8_t* data, size_t num_units) {
   return SumUnits(first, data, num_units);
+}
+TSR_AVX512 uint64_t ElementsAvx512(size_t itemsize, uint64_t position, uint64_t step,
+                                   const uint8_t* data, size_t count) {
+  return SumElements(itemsize, position, step, data, count);
 }
 #endif
 
-using Sum = uint64_t (*)(uint64_t, const uint8_t*, size_t);
-
-Sum Fastest() {
+const Sums& Fastest() {
+  static const Sums fastest = [] {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512dq")) return SumAvx512;
+    if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl")) {
+      return Sums{UnitsAvx512, ElementsAvx512};
+    }
 #endif
-  return SumPlain;
+    return Sums{SumUnits, SumElements};
+  }();
+  return fastest;
 }
 
 // Part of a unit.
@@ -49,6 +84,20 @@ uint64_t DigestOfPart(uint64_t position, const uint8_t* data, size_t nbytes) {
   uint32_t unit = 0;
   std::memcpy(reinterpret_cast<uint8_t*>(&unit) + position % kUnitNbytes, data, nbytes);
   return unit * DigestMultiplier(position / kUnitNbytes);
+}
+
+// Elements that lie side by side in memory, but `step` bytes apart in the leaf.
+uint64_t DigestOfElements(size_t itemsize, uint64_t position, uint64_t step, const uint8_t* data,
+                          size_t count) {
+  if (step == itemsize) return DigestOfRun(position, data, count * itemsize);
+  if (itemsize <= kUnitNbytes && std::has_single_bit(itemsize)) {
+    return Fastest().elements(itemsize, position, step, data, count);
+  }
+  uint64_t sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    sum += DigestOfRun(position + i * step, data + i * itemsize, itemsize);
+  }
+  return sum;
 }
 
 // A dimension as both sides have it: bytes between neighbours in memory and in the leaf.
@@ -91,7 +140,13 @@ class Walk {
       return DigestOfRun(position, data, static_cast<size_t>(run_nbytes_));
     }
     const Dim& dim = dims_[num_dims - 1];
-    if (num_dims == 1 && !op_.is_copy()) return OfCastRow(dim, position, data);
+    if (num_dims == 1) {
+      if (!op_.is_copy()) return OfCastRow(dim, position, data);
+      if (dim.memory == run_nbytes_) {
+        return DigestOfElements(static_cast<size_t>(run_nbytes_), position, dim.leaf, data,
+                                static_cast<size_t>(dim.extent));
+      }
+    }
     uint64_t sum = 0;
     for (int64_t i = 0; i < dim.extent; ++i) {
       sum += OfDims(num_dims - 1, position, data);
@@ -103,17 +158,13 @@ class Walk {
 
   uint64_t OfCastRow(const Dim& dim, uint64_t position, const uint8_t* data) const {
     std::array<uint8_t, kMostCast * sizeof(double)> cast;
-    const auto itemsize = static_cast<size_t>(run_nbytes_);
     uint64_t sum = 0;
     for (int64_t done = 0; done < dim.extent; done += kMostCast) {
       const int64_t count = std::min(kMostCast, dim.extent - done);
       CastRun(op_, data + done * dim.memory, dim.memory, cast.data(), count);
-      const bool dense = dim.leaf == itemsize;
-      const size_t step = dense ? static_cast<size_t>(count) * itemsize : itemsize;
-      for (size_t i = 0; i < static_cast<size_t>(count) * itemsize; i += step) {
-        sum += DigestOfRun(position, cast.data() + i, step);
-        position += dense ? step : dim.leaf;
-      }
+      sum += DigestOfElements(static_cast<size_t>(run_nbytes_), position, dim.leaf, cast.data(),
+                              static_cast<size_t>(count));
+      position += static_cast<uint64_t>(count) * dim.leaf;
     }
     return sum;
   }
@@ -129,14 +180,14 @@ class Walk {
 }  // namespace
 
 uint64_t DigestOfRun(uint64_t position, const uint8_t* data, size_t nbytes) {
-  static const Sum kSum = Fastest();
   const size_t head = std::min(nbytes, (kUnitNbytes - position % kUnitNbytes) % kUnitNbytes);
   const size_t tail = (nbytes - head) % kUnitNbytes;
   uint64_t sum = 0;
   if (head > 0) sum += DigestOfPart(position, data, head);
   if (tail > 0) sum += DigestOfPart(position + nbytes - tail, data + nbytes - tail, tail);
   const size_t num_units = (nbytes - head) / kUnitNbytes;
-  if (num_units > 0) sum += kSum((position + head) / kUnitNbytes, data + head, num_units);
+  if (num_units > 0)
+    sum += Fastest().units((position + head) / kUnitNbytes, data + head, num_units);
   return sum;
 }
 

@@ -79,6 +79,7 @@ def sampler(
     mesh: list[int],
     most_pause_s: float = 0.0,
     min_versions: int = 0,
+    verify: Any = "wire",
 ) -> Any:
     """Takes every version until the trainer has closed; checks every byte; the versions taken."""
     grid = _mesh(mesh)
@@ -86,7 +87,11 @@ def sampler(
     address = programs.wait_for_file(Path(address_file))
     taken = []
     with tsr.connect_sampler(
-        coordinator=address, replica=replica, like=oracle.like(SPECS, grid), timeout=60
+        coordinator=address,
+        replica=replica,
+        like=oracle.like(SPECS, grid),
+        timeout=60,
+        verify=verify,
     ) as session:
         for update in session:
             oracle.assert_equal(update.params, SPECS, update.version, grid)

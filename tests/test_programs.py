@@ -10,15 +10,18 @@ pytestmark = pytest.mark.end_to_end
 VERSIONS = [0, 1, 2, 5]
 
 
-def test_two_process_trainer_feeds_replicas_of_one_and_two_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verify", ["wire", "full"])
+def test_two_process_trainer_feeds_replicas_of_one_and_two_processes(
+    tmp_path: Path, verify: str
+) -> None:
     address_file = str(tmp_path / "address")
     with (
         Program("trainer", processes=2, devices=2, mesh=[2, 2], address_file=address_file,
                 versions=VERSIONS, min_replicas=2, wait="committed") as trainer,
         Program("sampler", processes=1, devices=4, mesh=[1, 4], address_file=address_file,
-                replica="one") as one,
+                replica="one", verify=verify) as one,
         Program("sampler", processes=2, devices=2, mesh=[4, 1], address_file=address_file,
-                replica="two") as two,
+                replica="two", verify=verify) as two,
     ):  # fmt: skip
         reports = trainer.results()
         assert reports[0] == reports[1]

@@ -11,11 +11,11 @@ free as well. Raw sockets then go from host to host, over the NICs that sessions
 
 import argparse
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpu_sync_rl.bench import cases, figures, models, two_hosts
-from tpu_sync_rl.bench.cases import Case, Layout, Place, Settings
+from tpu_sync_rl.bench.cases import Case, Layout, Place, Settings, Sync
 from tpu_sync_rl.bench.figures import Figure, Row
 from tpu_sync_rl.bench.processes import Pipe
 from tpu_sync_rl.bench.programs import Programs, interleaved
@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> None:
     rows = [
         Row(Figure("whole call", [x.nbytes / x.call_s / 1e9 for x in moved]), sockets),
         Row(Figure("wire phase", [x.nbytes / x.stage_s("wire") / 1e9 for x in moved]), sockets),
+        *_verify_rows(args, moved, memcpy),
         Row(sockets),
         Row(memcpy),
         Row(Figure("pause of a sampler", [x.pause_s * 1e3 for x in moved], "ms")),
@@ -93,6 +94,14 @@ def run(args: argparse.Namespace) -> None:
         trainer_reports=[[sample.report for sample in x.trainers] for x in moved],
         sampler_reports=[[sample.report for sample in x.samplers] for x in moved],
     )
+
+
+def _verify_rows(args: argparse.Namespace, moved: Sequence[Sync], memcpy: Figure) -> list[Row]:
+    """How fast the memory of both ends was compared, where it was."""
+    if args.verify != "full":
+        return []
+    speeds = [x.nbytes / x.stage_s("verify") / 1e9 for x in moved]
+    return [Row(Figure("verify phase", speeds), memcpy)]
 
 
 def _settings(args: argparse.Namespace, case: Case) -> Settings:
