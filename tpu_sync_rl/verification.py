@@ -82,13 +82,17 @@ class Verification:
         parts: list[_Part] = []
         for index, array in enumerate(leaves):
             shape = self._sink.layouts[self._sink.leaves[index].layout].shape
-            for shard in array.addressable_shards:
+            shards = array.addressable_shards
+            is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+            datas = [jax.random.key_data(x.data) if is_key else x.data for x in shards]
+            order = _order(datas)
+            for shard, data in zip(shards, datas, strict=True):
                 every = shard.index + (slice(None),) * (len(shape) - len(shard.index))
                 ranges = tuple(
                     x.indices(extent)[:2] for x, extent in zip(every, shape, strict=True)
                 )
                 boxes.append(Box(index, ranges))
-                parts.append(_Part.of(shard.data, shape, ranges))
+                parts.append(_Part.of(data, order, shape, ranges))
         digests = _native.digests(
             np.array([part.address for part in parts], np.uint64),
             np.array([part.itemsize for part in parts], np.uint32),
@@ -136,16 +140,25 @@ class _Part(NamedTuple):
     pin: Any  # keeps the memory
 
     @classmethod
-    def of(cls, data: Any, shape: tuple[int, ...], ranges: Ranges) -> "_Part":
-        """What one device holds; copied to the host where it can't be read in place."""
-        if jnp.issubdtype(data.dtype, jax.dtypes.prng_key):
-            data = jax.random.key_data(data)
-        itemsize = np.dtype(data.dtype).itemsize
-        if not is_readable_in_place(data.dtype.name, tuple(data.devices())):
+    def of(
+        cls, data: Any, order: tuple[int, ...] | None, shape: tuple[int, ...], ranges: Ranges
+    ) -> "_Part":
+        """What one device holds; copied to the host where `order` is None."""
+        itemsize = data.dtype.itemsize
+        if order is None:
             host = np.array(data, order="C")
             return cls(host.ctypes.data, itemsize, shape, ranges, host.strides, host)
-        strides = byte_strides(data.shape, data.format.layout.major_to_minor, itemsize)
+        strides = byte_strides(data.shape, order, itemsize)
         return cls(data.unsafe_buffer_pointer(), itemsize, shape, ranges, strides, data)
+
+
+def _order(datas: Sequence[Any]) -> tuple[int, ...] | None:
+    """Dimensions of all of an array's parts from major to minor; None: can't be read in place."""
+    devices = tuple(device for data in datas for device in data.devices())
+    if not datas or not is_readable_in_place(datas[0].dtype.name, devices):
+        return None
+    order: tuple[int, ...] = datas[0].format.layout.major_to_minor
+    return order
 
 
 def _in_common(
