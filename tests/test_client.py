@@ -20,7 +20,7 @@ from tpu_sync_rl.greeting import Challenge, Proof, proofs
 from tpu_sync_rl.message_codec import (
     SESSION_METHOD,
     decode_to_coordinator,
-    encode,
+    encode_together,
 )
 from tpu_sync_rl.messages import (
     GiveUp,
@@ -62,9 +62,9 @@ def proved(messages, token=TOKEN):
     """The coordinator's side of a handshake."""
     greeting = decode_to_coordinator(next(messages))
     challenge = Challenge(authentication.new_nonce())
-    yield encode(challenge)
+    yield encode_together([challenge])
     next(messages)
-    yield encode(Proof(proofs(token, greeting, challenge)[1]))
+    yield encode_together([Proof(proofs(token, greeting, challenge)[1])])
 
 
 # --- start
@@ -110,8 +110,8 @@ def test_server_that_can_not_prove_the_token_is_refused_at_once():
     ("answer", "text"),
     [
         (b"garbage", "does not speak our protocol"),
-        (encode(Challenge(b"short")), "a nonce of 5 bytes"),
-        (encode(TrainerJoined(1)), "TrainerJoined in place of Challenge"),
+        (encode_together([Challenge(b"short")]), "a nonce of 5 bytes"),
+        (encode_together([TrainerJoined(1)]), "TrainerJoined in place of Challenge"),
     ],
 )
 def test_server_of_another_kind_is_named(answer, text):
@@ -163,7 +163,7 @@ def test_what_is_sent_while_the_join_is_made_follows_it():
     def serve(messages):
         yield from proved(messages)
         received.append(decode_to_coordinator(next(messages)))
-        yield encode(TrainerJoined(1))
+        yield encode_together([TrainerJoined(1)])
         received.extend(decode_to_coordinator(data) for data in messages)
 
     class Busy(TrainerSession):
@@ -198,7 +198,7 @@ def test_finished_client_does_not_dial_again():
         num_streams.append(1)
         yield from proved(messages)
         next(messages)
-        yield encode(TrainerJoined(1))
+        yield encode_together([TrainerJoined(1)])
 
     class Finished(TrainerSession):
         def on_message(self, message):
@@ -235,7 +235,7 @@ def test_close_says_goodbye_after_all_that_was_sent_and_ends_the_thread():
     def serve(messages):
         yield from proved(messages)
         next(messages)
-        yield encode(TrainerJoined(1))
+        yield encode_together([TrainerJoined(1)])
         received.extend(decode_to_coordinator(data) for data in messages)
 
     with pretender(serve) as address:
@@ -266,7 +266,7 @@ def test_close_ends_a_client_whose_server_hangs():
     def serve(messages):
         yield from proved(messages)
         next(messages)
-        yield encode(TrainerJoined(1))
+        yield encode_together([TrainerJoined(1)])
         hold.wait(PATIENCE_S)
 
     with pretender(serve) as address:
@@ -281,8 +281,8 @@ def test_refused_last_word_of_a_server_is_read_before_its_end():
     def serve(messages):
         yield from proved(messages)
         next(messages)
-        yield encode(TrainerJoined(1))
-        yield encode(Refused("VersionError", "replaced"))
+        yield encode_together([TrainerJoined(1)])
+        yield encode_together([Refused("VersionError", "replaced")])
 
     with pretender(serve) as address, TrainerSession(address) as session:
         session.wait_until(lambda: session.refusals)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from itertools import chain
 
 import grpc
 import pytest
@@ -31,6 +32,7 @@ from tpu_sync_rl.message_codec import (
 from tpu_sync_rl.messages import (
     Announced,
     JoinSampler,
+    Latest,
     PublishOutcome,
     Refused,
     SamplerJoined,
@@ -210,6 +212,7 @@ class Raw:
         self.said = []
         self.ready = threading.Semaphore(0)
         self.stream = self.channel.stream_stream(SESSION_METHOD)(self._messages(), timeout=20)
+        self.messages = chain.from_iterable(map(decode_from_coordinator, self.stream))
 
     def _messages(self):
         while True:
@@ -225,10 +228,10 @@ class Raw:
         self.ready.release()
 
     def read(self):
-        return decode_from_coordinator(next(self.stream))
+        return next(self.messages)
 
     def read_all(self):
-        return [decode_from_coordinator(data) for data in self.stream]
+        return list(self.messages)
 
     def prove(self, token=TOKEN):
         greeting = Greeting("sampler", JOB, "raw", 0, authentication.new_nonce())
@@ -363,6 +366,17 @@ def test_garbage_after_the_handshake_ends_that_stream_only(coordinator, data):
         sampler.receive()
         assert trainer.wait_for(PublishOutcome).outcome.error == ""
         assert trainer.num_joins == sampler.num_joins == 1
+
+
+def test_what_there_is_to_say_at_one_moment_comes_together(coordinator):
+    with TrainerSession(coordinator) as trainer, Raw(coordinator) as raw:
+        trainer.publish()
+        trainer.wait_for(PublishOutcome)
+        raw.prove()
+        assert isinstance(raw.read(), Proof)
+        raw.send(encode(JOIN))
+        together = decode_from_coordinator(next(raw.stream))
+        assert [type(message) for message in together] == [SamplerJoined, TrainerUp, Latest]
 
 
 def test_one_handshake_too_many_ends_the_oldest(monkeypatch):

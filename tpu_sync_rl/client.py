@@ -3,7 +3,7 @@
 import atexit
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -222,7 +222,7 @@ class CoordinatorClient:
         outbox: _Outbox = SimpleQueue()
         with self._channels.new() as opened:
             stream = opened.stream_stream(SESSION_METHOD)(_pieces(outbox))
-            messages = long_messages.join(stream, MAX_MESSAGE_NBYTES)
+            messages = _said(stream)
             with self._changed:
                 self._stream = stream
                 if self._over:
@@ -230,8 +230,7 @@ class CoordinatorClient:
             try:
                 self._prove(messages, outbox)
                 self._send_join(outbox)
-                for data in messages:
-                    message = decode_from_coordinator(data)
+                for message in messages:
                     if isinstance(message, Refused):
                         raise errors.by_name(message.error)(message.text)
                     self.journal.on_message(message)
@@ -250,7 +249,7 @@ class CoordinatorClient:
             self._state = "connected"
             self._changed.notify_all()
 
-    def _prove(self, messages: Iterator[bytes], outbox: _Outbox) -> None:
+    def _prove(self, messages: Iterator[FromCoordinator], outbox: _Outbox) -> None:
         """The mutual handshake. Raises what `_hold_stream` raises."""
         greeting = msgspec.structs.replace(self._greeting, nonce=authentication.new_nonce())
         outbox.put(encode(greeting))
@@ -302,12 +301,17 @@ def _pieces(outbox: _Outbox) -> Iterator[bytes]:
         yield from long_messages.split(data)
 
 
-def _expect(messages: Iterator[bytes], kind: type[M]) -> M:
+def _said(pieces: Iterable[bytes]) -> Iterator[FromCoordinator]:
+    """What the coordinator says, until the stream ends."""
+    for data in long_messages.join(pieces, MAX_MESSAGE_NBYTES):
+        yield from decode_from_coordinator(data)
+
+
+def _expect(messages: Iterator[FromCoordinator], kind: type[M]) -> M:
     """The next message, which has to be a `kind`."""
-    data = next(messages, None)
-    if data is None:
+    message = next(messages, None)
+    if message is None:
         raise msgspec.DecodeError(f"the stream ended in place of {kind.__name__}")
-    message = decode_from_coordinator(data)
     if isinstance(message, Refused):
         raise errors.by_name(message.error)(message.text)
     if not isinstance(message, kind):

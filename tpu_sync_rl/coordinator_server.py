@@ -7,7 +7,7 @@ Clients keep one gRPC stream each (see `messages`). What is said on it goes into
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc.aio
@@ -25,7 +25,7 @@ from tpu_sync_rl.message_codec import (
     SESSION_METHOD,
     ToCoordinator,
     decode_to_coordinator,
-    encode,
+    encode_together,
 )
 from tpu_sync_rl.messages import ConnectedProcess, JobStatus, Leave, Message, Refused
 from tpu_sync_rl.options import join_address
@@ -99,7 +99,7 @@ class CoordinatorServer:
         if greeting is None:
             return
         if greeting.role == "doctor":
-            await _write(context, self._status(greeting.job))
+            await _write(context, [self._status(greeting.job)])
             return
         outbox: asyncio.Queue[Message] = asyncio.Queue()
         member = Member(
@@ -147,7 +147,7 @@ class CoordinatorServer:
                     self._end_oldest_handshake()
                 return await self._exchange_proofs(context)
         except (SyncError, msgspec.DecodeError) as error:
-            await context.write(encode(_refusal(error)))
+            await _write(context, [_refusal(error)])
         except TimeoutError:  # no verdict: a client of ours tries again
             text = f"no handshake within {HANDSHAKE_S:g} s, or too many at once"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -168,14 +168,14 @@ class CoordinatorServer:
         if len(greeting.nonce) != authentication.NONCE_NBYTES:
             raise SyncError(f"a nonce has {authentication.NONCE_NBYTES} bytes")
         challenge = Challenge(authentication.new_nonce())
-        await context.write(encode(challenge))
+        await _write(context, [challenge])
         credentials = await _read_short(context)
         theirs, ours = proofs(self._token, greeting, challenge)
         if not isinstance(credentials, Credentials) or not authentication.matches(
             credentials.mac, theirs
         ):
             raise AuthError("the coordinator has another token than this process")
-        await context.write(encode(Proof(ours)))
+        await _write(context, [Proof(ours)])
         return greeting
 
     async def _read(
@@ -206,18 +206,19 @@ class CoordinatorServer:
             member.send(Refused("SyncError", f"the coordinator failed: {error!r}"))
 
 
-async def _write(context: grpc.aio.ServicerContext, message: Message) -> None:
-    for piece in split(encode(message)):
+async def _write(context: grpc.aio.ServicerContext, messages: Sequence[Message]) -> None:
+    for piece in split(encode_together(messages)):
         await context.write(piece)
 
 
 async def _write_all(context: grpc.aio.ServicerContext, outbox: "asyncio.Queue[Message]") -> None:
     """Sends what the job has to say, up to a refusal, which ends the stream."""
-    while True:
-        message = await outbox.get()
-        await _write(context, message)
-        if isinstance(message, Refused):
-            return
+    refused = False
+    while not refused:
+        messages = [await outbox.get()]
+        while not (refused := isinstance(messages[-1], Refused)) and not outbox.empty():
+            messages.append(outbox.get_nowait())
+        await _write(context, messages)
 
 
 def _refusal(error: SyncError | msgspec.DecodeError) -> Refused:
