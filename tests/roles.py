@@ -46,6 +46,7 @@ def trainer(
     die_after: int | None = None,
     commit: Any = "replica",
     coordinator_dies: int = 0,
+    agent: Any = "auto",
 ) -> Any:
     """Publishes `versions`; what came of each, as (version, replicas, lost).
 
@@ -53,7 +54,7 @@ def trainer(
     """
     grid = _mesh(mesh)
     rng = random.Random(jax.process_index())
-    session = tsr.connect_trainer(min_replicas=min_replicas, timeout=60, commit=commit)
+    session = tsr.connect_trainer(min_replicas=min_replicas, timeout=60, commit=commit, agent=agent)
     if session._coordinator_process is not None:
         killing = (session._coordinator_process, coordinator_dies)
         threading.Thread(target=_kill_now_and_then, args=killing, daemon=True).start()
@@ -80,6 +81,7 @@ def sampler(
     most_pause_s: float = 0.0,
     min_versions: int = 0,
     verify: Any = "wire",
+    agent: Any = "auto",
 ) -> Any:
     """Takes every version until the trainer has closed; checks every byte; the versions taken."""
     grid = _mesh(mesh)
@@ -92,6 +94,7 @@ def sampler(
         like=oracle.like(SPECS, grid),
         timeout=60,
         verify=verify,
+        agent=agent,
     ) as session:
         for update in session:
             oracle.assert_equal(update.params, SPECS, update.version, grid)

@@ -55,6 +55,11 @@ FLOORS = (
     ("pins", "receiver"),
     ("source",),
     ("trainer", "sampler", "one_client"),
+    # roles by agents
+    ("colocated",),
+    ("agent",),
+    ("agent_calls",),
+    ("agent_trainer", "agent_sampler"),
     ("connect", "sync"),
     # top
     ("__init__",),

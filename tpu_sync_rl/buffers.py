@@ -358,10 +358,15 @@ def computed(table: ShardTable, leaves: Sequence[Any]) -> list[jax.Array]:
         ValueError: a leaf is deleted; the message has its key.
     """
     arrays = [leaves[i] for i in table.order]
-    for leaf, array in zip(table.manifest.leaves, arrays, strict=True):
-        if not isinstance(array, jax.Array):
-            raise TypeError(f"leaf {leaf.key!r} is a {type(array).__name__}, expected a jax.Array")
-        if array.is_deleted():
-            raise ValueError(_deleted(leaf.key))
+    check_alive([leaf.key for leaf in table.manifest.leaves], arrays)
     jax.block_until_ready(arrays)
     return arrays
+
+
+def check_alive(keys: Sequence[str], leaves: Sequence[Any]) -> None:
+    """Raises TypeError where a leaf is no jax.Array, ValueError where it is deleted; by its key."""
+    for key, leaf in zip(keys, leaves, strict=True):
+        if not isinstance(leaf, jax.Array):
+            raise TypeError(f"leaf {key!r} is a {type(leaf).__name__}, expected a jax.Array")
+        if leaf.is_deleted():
+            raise ValueError(_deleted(key))

@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.sharding import Sharding
 
 from tpu_sync_rl import errors
+from tpu_sync_rl.agent_sampler import AgentSamplerSession
+from tpu_sync_rl.agent_trainer import AgentTrainerSession
+from tpu_sync_rl.colocated import takes_agents
 from tpu_sync_rl.coordinator_process import CoordinatorProcess, start_coordinator
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.manifest import Rename
@@ -16,6 +20,7 @@ from tpu_sync_rl.nics import find_nics
 from tpu_sync_rl.options import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_WINDOW_NBYTES,
+    AgentChoice,
     Commit,
     OnStraggler,
     Options,
@@ -64,6 +69,7 @@ def connect_trainer(
     trace: str | os.PathLike[str] | None = None,
     tls: TLS | None = None,
     metrics: "CollectorRegistry | None" = None,
+    agent: AgentChoice = "auto",
 ) -> TrainerSession:
     """Joins `job` as its trainer: a new incarnation, which fences an older one.
 
@@ -126,6 +132,10 @@ def connect_trainer(
             Each program needs its own; process n > 0 of it appends ".n".
         tls: encrypts the control streams with these certificates; the weights do not take them.
         metrics: prometheus_client.CollectorRegistry that gets the session's metrics.
+        agent: where the data path runs. "process": in this process. "colocated": in agents on the
+            hosts of the devices, by JAX's experimental colocated_python; `trace`, `nics` and the
+            files of `tls` are then those of these hosts, and there are no `metrics`. "auto": in
+            agents where the devices belong to other processes, as under Pathways.
 
     Raises:
         SyncError: the address is in use, in all processes of the program.
@@ -156,28 +166,31 @@ def connect_trainer(
     straggler_timeout_s = checked_seconds("straggler_timeout", straggler_timeout)
     check_choice("on_straggler", on_straggler, "wait", "drop")
     check_choice("commit", commit, "replica", "fleet")
-    _check_nics(options)
     deadline = time.monotonic() + options.timeout_s
     if coordinator is None and not host_coordinator:
         raise ValueError("host_coordinator=False needs coordinator='host:port' to dial")
     host, port = split_address(coordinator or _LOOPBACK)
+    by_agents = takes_agents(agent, jax.devices(), options, host)
+    if not by_agents:
+        _check_nics(options)
     process = None
     if host_coordinator:
         process, coordinator = _host_coordinator(host, port, options, deadline)
     assert coordinator is not None
     try:
+        settings: dict[str, Any] = {
+            "incarnation": share(secrets.token_hex(8), deadline),
+            "min_replicas": min_replicas,
+            "straggler_timeout_s": straggler_timeout_s,
+            "on_straggler": on_straggler,
+            "commit": commit,
+            "coordinator": coordinator,
+            "coordinator_process": process,
+        }
+        if by_agents:
+            return AgentTrainerSession(options, checked_staging, **settings)
         return TrainerSession(
-            options,
-            Program.here(),
-            checked_staging,
-            incarnation=share(secrets.token_hex(8), deadline),
-            min_replicas=min_replicas,
-            straggler_timeout_s=straggler_timeout_s,
-            on_straggler=on_straggler,
-            commit=commit,
-            coordinator=coordinator,
-            coordinator_process=process,
-            deadline=deadline,
+            options, Program.here(), checked_staging, deadline=deadline, **settings
         )
     except BaseException:
         if process is not None:
@@ -253,6 +266,7 @@ def connect_sampler(
     trace: str | os.PathLike[str] | None = None,
     tls: TLS | None = None,
     metrics: "CollectorRegistry | None" = None,
+    agent: AgentChoice = "auto",
 ) -> SamplerSession:
     """Joins `job` as one process of a replica, which then receives versions in the background.
 
@@ -314,6 +328,10 @@ def connect_sampler(
             Each program needs its own; process n > 0 of it appends ".n".
         tls: encrypts the control stream with these certificates; the weights do not take it.
         metrics: prometheus_client.CollectorRegistry that gets the session's metrics.
+        agent: where the data path runs. "process": in this process. "colocated": in agents on the
+            hosts of the devices, by JAX's experimental colocated_python; `trace`, `nics` and the
+            files of `tls` are then those of these hosts, and there are no `metrics`. "auto": in
+            agents where the devices belong to other processes, as under Pathways.
 
     Raises:
         SyncTimeoutError: no coordinator answered in time.
@@ -347,19 +365,22 @@ def connect_sampler(
         raise TypeError(f"rename must be a mapping or a callable, not {rename!r}")
     replica = checked_name("replica", replica)
     max_generations = checked_int("max_generations", max_generations, 2)
-    split_address(coordinator)
-    _check_nics(options)
+    host, _ = split_address(coordinator)
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(like)]
+    devices = {device for x in shardings if isinstance(x, Sharding) for device in x.device_set}
+    by_agents = takes_agents(agent, devices, options, host)
+    if not by_agents:
+        _check_nics(options)
     deadline = time.monotonic() + options.timeout_s
-    return SamplerSession(
-        options,
-        Program.here(),
-        checked_staging,
-        coordinator=coordinator,
-        replica=replica,
-        life=share(secrets.token_hex(8), deadline),
-        like=like,
-        rename=rename,
-        cast=cast,
-        max_generations=max_generations,
-        deadline=deadline,
-    )
+    settings: dict[str, Any] = {
+        "coordinator": coordinator,
+        "replica": replica,
+        "life": share(secrets.token_hex(8), deadline),
+        "like": like,
+        "rename": rename,
+        "cast": cast,
+        "max_generations": max_generations,
+    }
+    if by_agents:
+        return AgentSamplerSession(options, checked_staging, deadline=deadline, **settings)
+    return SamplerSession(options, Program.here(), checked_staging, deadline=deadline, **settings)

@@ -105,6 +105,12 @@ flags.DEFINE_integer(
     "tsr_max_device_nbytes", None, "Sampler: most bytes of params on one device.", 1
 )
 flags.DEFINE_bool("tsr_insecure", None, "Use NICs beyond loopback without a token.")
+flags.DEFINE_enum(
+    "tsr_agent",
+    None,
+    ["auto", "process", "colocated"],
+    "Where the data path runs: in agents on the hosts of the devices (colocated), or here.",
+)
 flags.DEFINE_string("tsr_trace", None, "File for a Chrome trace of each sync.")
 flags.DEFINE_string("tsr_tls_certificate", None, "PEM file: this end's certificate, for TLS.")
 flags.DEFINE_string("tsr_tls_key", None, "PEM file: the private key of --tsr_tls_certificate.")

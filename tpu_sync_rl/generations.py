@@ -54,7 +54,8 @@ class Generation:
         self.sink_addresses = layout.offsets + np.uint64(memory.address)
         self._layout = layout
         self._root = _Root((memory.nbytes,), np.uint8, buffer=memoryview(memory))
-        weakref.finalize(self._root, on_free, memory).atexit = False
+        self._end = weakref.finalize(self._root, on_free, memory)
+        self._end.atexit = False
         self._arrays: list[jax.Array | None] = [None] * len(layout.leaves)
         self._num_prepared = 0  # leaves that prepare_arrays() need not look at again
 
@@ -83,6 +84,13 @@ class Generation:
         self._arrays = []
         del self._root
         return made
+
+    def release(self) -> None:
+        """Gives the memory back at once. Arrays over it may live on, but must not be read."""
+        freed = self._end.detach()
+        if freed is not None:
+            _, on_free, memories, _ = freed
+            on_free(*memories)
 
     def _made(self, index: int, *, must_alias: bool) -> jax.Array | None:
         leaf = self._layout.leaves[index]

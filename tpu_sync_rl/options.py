@@ -24,6 +24,7 @@ OnStraggler = Literal["wait", "drop"]  # what becomes of a call whose replica is
 Commit = Literal["replica", "fleet"]  # who returns a version together
 Verify = Literal["off", "wire", "full"]  # how a version is held against its source
 StagingMode = Literal["auto", "direct", "pinned_host"]  # how shards become host memory, and back
+AgentChoice = Literal["auto", "process", "colocated"]  # where the data path runs
 DEFAULT_WINDOW_NBYTES = 256 << 20  # of copies between devices and host memory
 
 

@@ -145,7 +145,8 @@ class Report:
         refused: replicas whose manifest does not fit, with every difference.
         staging: how shards became host memory, or host memory shards: "direct" within PJRT buffers,
             "pinned_host" by a copy between device and host.
-        agent: where the data path runs: "process", in the program itself.
+        agent: where the data path runs: "process", in the program itself, or "colocated", in
+            agents on the hosts of its devices.
     """
 
     version: int

@@ -4,7 +4,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
 import jax
@@ -16,7 +16,7 @@ from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import JobEndedError, SyncError, SyncTimeoutError, VersionError
 from tpu_sync_rl.generation_layout import GenerationLayout
-from tpu_sync_rl.generations import notice_dead_arrays
+from tpu_sync_rl.generations import Generation, notice_dead_arrays
 from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import (
@@ -112,6 +112,7 @@ class SamplerSession:
         self._next_call = 0
         self._current: Update | None = None
         self._committed: Held | None = None
+        self._generation: Generation | None = None  # under the params of `current`
         self._latest: Held | None = None
         self._fleet_commit: Held | None = None
         self._closed = False
@@ -228,6 +229,16 @@ class SamplerSession:
         except JobEndedError:
             raise StopIteration from None
 
+    def release_current(self) -> None:
+        """Gives the memory of `current` back at once: its params must not be read any more.
+
+        For agents, whose arrays are copied to where they are used.
+        """
+        if self._current is not None and self._generation is not None:
+            self._current = replace(self._current, params=None)
+            self._generation.release()
+            self._generation = None
+
     def close(self) -> None:
         """Leaves the job at once; arrays that it returned stay valid. Idempotent."""
         if self._closed:
@@ -301,6 +312,7 @@ class SamplerSession:
             leaves = self._swapped(received)
         for position, leaf in zip(self._order, leaves, strict=True):
             params[position] = leaf
+        self._generation = received.generation
         self._current = Update(
             held.version,
             held.incarnation,

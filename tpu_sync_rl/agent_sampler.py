@@ -1,0 +1,153 @@
+"""The sampler's side of a job whose arrays are in other processes than the controller's Python."""
+
+import threading
+import time
+from typing import Any, Literal, overload
+
+import jax
+import msgspec
+from jax.experimental.layout import Format
+from jax.sharding import Sharding
+
+from tpu_sync_rl.agent import SamplerAgent
+from tpu_sync_rl.agent_calls import LATE_S, AgentCalls, AgentLeaves, outcome
+from tpu_sync_rl.colocated import from_data, is_key
+from tpu_sync_rl.deadline import seconds_left
+from tpu_sync_rl.errors import SyncError, SyncTimeoutError
+from tpu_sync_rl.options import Options, Staging, checked_int, checked_timeout
+from tpu_sync_rl.report import Report
+from tpu_sync_rl.sampler import SamplerSession, Update
+from tpu_sync_rl.tree import flatten
+
+
+class AgentSamplerSession(SamplerSession):
+    """A `SamplerSession` to its users, with agents in its place. Made by `connect_sampler`.
+
+    Each host keeps its generations in the memory of its agent. Where the arrays are not on CPUs,
+    a generation is used again as soon as its bytes are copied to the devices.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        staging: Staging,
+        *,
+        like: Any,
+        deadline: float,
+        **settings: Any,
+    ) -> None:
+        """Makes the agents and has them join; `settings` are others of `SamplerSession`."""
+        keys, leaves, self._treedef = flatten(like)
+        self._leaves = AgentLeaves(keys, leaves, wanted=True)
+        self._targets = [_target(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+        self._options = options
+        self._settings = settings
+        self._one_at_a_time = threading.Lock()
+        self._under_way: int | None = None  # a call whose outcome nobody has heard
+        self._current: Update | None = None
+        self._closed = False
+        self._front = AgentCalls(SamplerAgent, self._leaves, options, staging, settings, deadline)
+
+    def __repr__(self) -> str:
+        version = None if self._current is None else self._current.version
+        return (
+            f"AgentSamplerSession(job={self._options.job!r}, "
+            f"replica={self._settings['replica']!r}, version={version})"
+        )
+
+    @property
+    def current(self) -> Update | None:
+        """What the last successful call returned."""
+        return self._current
+
+    @property
+    def latest_version(self) -> int | None:
+        """The newest version that the trainer has announced, whether or not it is here."""
+        latest: int | None = self._front.agents.call("latest")[0]
+        return latest
+
+    @overload
+    def sync_weights(
+        self,
+        *,
+        timeout: float | None = None,
+        wait: Literal[True] = True,
+        min_version: int | None = None,
+    ) -> Update: ...
+
+    @overload
+    def sync_weights(
+        self, *, timeout: float | None = None, wait: bool, min_version: int | None = None
+    ) -> Update | None: ...
+
+    def sync_weights(
+        self, *, timeout: float | None = None, wait: bool = True, min_version: int | None = None
+    ) -> Update | None:
+        """As `SamplerSession.sync_weights`.
+
+        A call that was interrupted goes on in the agents: its outcome is that of the next one.
+        """
+        timeout_s = checked_timeout(timeout, self._options.timeout_s)
+        if min_version is not None:
+            min_version = checked_int("min_version", min_version)
+        deadline = time.monotonic() + timeout_s
+        if not self._one_at_a_time.acquire(timeout=seconds_left(deadline)):
+            raise SyncTimeoutError("another sync_weights of this session is still running")
+        try:
+            if self._closed:
+                raise SyncError("this session is closed")
+            if self._under_way is None:
+                self._under_way = self._front.start(
+                    "sync", deadline, wait=wait, min_version=min_version
+                )
+            found = self._front.status(self._under_way, "over", deadline + LATE_S)
+            if found is not None:
+                self._under_way = None
+            return self._taken(outcome(found))
+        finally:
+            self._one_at_a_time.release()
+
+    def close(self) -> None:
+        """Leaves the job at once; arrays that it returned stay valid. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._front.leave()
+
+    def _taken(self, found: dict[str, Any] | None) -> Update | None:
+        if found is None:
+            return None
+        leaves, agents = self._leaves, self._front.agents
+        params: list[Any] = [None] * len(leaves.keys)
+        for devices, positions in leaves.groups.items():
+            keys = [leaves.keys[i] for i in positions]
+            likes = [leaves.likes[key] for key in keys]
+            taken = agents.arrays("take", devices, likes, keys=keys)
+            for position, array, like in zip(positions, taken, likes, strict=True):
+                params[position] = jax.device_put(from_data(array, like), self._targets[position])
+        if leaves.are_copied:
+            jax.block_until_ready(params)
+        agents.call("taken", copied=leaves.are_copied)
+        self._current = Update(
+            found["version"],
+            found["incarnation"],
+            jax.tree.unflatten(self._treedef, params),
+            msgspec.convert(found["report"], Report),
+        )
+        return self._current
+
+
+def _target(key: str, like: Any) -> Sharding | Format:
+    """Where an array like this is to be: with its sharding, and its layout if that is odd.
+
+    Raises:
+        ValueError: it is not committed to its devices, as arrays that agents return are.
+    """
+    if not getattr(like, "committed", True):
+        raise ValueError(
+            f"leaf {key!r} of like= is not committed to its device, as what agents return is: "
+            "jax.device_put(x, x.sharding) commits it"
+        )
+    sharding: Sharding = like.sharding
+    layout = None if is_key(like) else like.format.layout
+    is_plain = layout is None or layout.major_to_minor == tuple(range(len(like.shape)))
+    return sharding if is_plain else Format(layout, sharding)
