@@ -184,7 +184,8 @@ int64_t ShardDirectory::Find(uint32_t leaf, uint32_t box) const {
 
 std::span<const uint32_t> ShardDirectory::ShardsOf(uint32_t leaf) const {
   const auto leaf_of = [this](uint32_t i) { return shards_[i].leaf; };
-  return std::ranges::equal_range(order_, leaf, {}, leaf_of);
+  const auto first = std::ranges::lower_bound(order_, leaf, {}, leaf_of);
+  return {first, std::ranges::upper_bound(first, order_.end(), leaf, {}, leaf_of)};
 }
 
 std::string EncodeChunkTable(const Plan& plan, size_t source) {

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tpu_sync_rl as tsr
-from tpu_sync_rl import receiver
+from tpu_sync_rl import receiver, verification
 from tpu_sync_rl.generations import Generation
 from tpu_sync_rl.transport import Fetcher
 
@@ -106,7 +106,9 @@ def assert_only_full_sees(fault: Fault, message: str) -> None:
 
 
 @pytest.mark.parametrize("cast", [False, True])
-def test_every_kind_of_leaf_passes(cast):
+@pytest.mark.parametrize("piece_nbytes", [100, 4 << 20])
+def test_every_kind_of_leaf_passes(monkeypatch, cast, piece_nbytes):
+    monkeypatch.setattr(verification, "_PIECE_NBYTES", piece_nbytes)
     specs, like = SPECS, LIKE
     if cast:
         specs = {"w": oracle.LeafSpec((64, 32), "float32", P("tp", "fsdp"), P(None, "tp"))}
