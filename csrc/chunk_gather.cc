@@ -38,6 +38,13 @@ void ChunkGather::OpenRegion() {
   const BoxView box = BoxView(table_->boxes).subspan(region.box_offset, 2 * shard.rank);
   op_ = region.op;
   itemsize_ = shard.itemsize;
+  tiled_ = {{}, published_->base(region.shard), published_->layout(region.shard)};
+  if (tiled_.layout != nullptr) {
+    tiled_.box = tiled_.layout->box();
+    packed_ = region_open_ = true;
+    slabs_ = SlabCursor(box, SinkItemsize(op_, itemsize_), kPackedNbytes);
+    return;
+  }
   from_ = {box, published_->base(region.shard), published_->strides(region.shard)};
   int64_t extents[kMaxRank];
   for (size_t dim = 0; dim < shard.rank; ++dim) {
@@ -70,7 +77,14 @@ void ChunkGather::AppendRuns(IovecBlock* block) {
 bool ChunkGather::AppendSlab(IovecBlock* block) {
   const int64_t nbytes = slabs_.Take(std::min(block->packed_room_nbytes(), block->room_nbytes()));
   if (nbytes == 0) return false;
-  CopyCommon(op_, itemsize_, from_, {slabs_.slab(), block->AppendPacked(nbytes)}, Stores::kCached);
+  uint8_t* const packed = block->AppendPacked(nbytes);
+  if (tiled_.layout != nullptr) {
+    const ShardLayout dense = ShardLayout::RowMajor(slabs_.slab(), SinkItemsize(op_, itemsize_));
+    CopyTiled(op_, itemsize_, slabs_.slab(), tiled_, {slabs_.slab(), packed, &dense},
+              Stores::kCached);
+  } else {
+    CopyCommon(op_, itemsize_, from_, {slabs_.slab(), packed}, Stores::kCached);
+  }
   region_open_ = !slabs_.done();
   return true;
 }

@@ -11,6 +11,7 @@
 #include "published.h"
 #include "region_copy.h"
 #include "slab_cursor.h"
+#include "tiled_copy.h"
 
 namespace tsr {
 
@@ -49,6 +50,7 @@ class ChunkGather {
   Op op_;
   int64_t itemsize_ = 0;
   StridedBox from_;
+  TiledSource tiled_;  // its layout is null where the shard is not in tiles
   RunIterator runs_{1, {}, {}};
   int64_t run_taken_nbytes_ = 0;
   SlabCursor slabs_;

@@ -1,6 +1,7 @@
 #include "chunk_scatter.h"
 
 #include <algorithm>
+#include <array>
 
 namespace tsr {
 
@@ -47,12 +48,13 @@ void ChunkScatter::OpenRegion(const ScatterBlock& block) {
   const Region& region = plan.regions[next_region_++];
   const BoxView box = plan.region_box(region);
   const int64_t itemsize = plan.pair(region).wire_itemsize;
+  const bool tiled = fetch_->sink_layout(region.pair) != nullptr;
   runs_.Start(box, itemsize);
   for (uint32_t i = 0; i < region.num_placements; ++i) runs_.Add(SinkBox(region, i));
   // Small leaves lie one behind the other: most of them only prolong an iovec.
   const uint8_t* const one_run = runs_.one_run();
   const bool prolongs = one_run != nullptr && block.Continues(one_run);
-  staged_ = runs_.min_run_nbytes() < min_placed_nbytes_ && !prolongs;
+  staged_ = tiled || (runs_.min_run_nbytes() < min_placed_nbytes_ && !prolongs);
   if (staged_) slabs_ = SlabCursor(box, itemsize, kPackedNbytes);
   region_open_ = true;
 }
@@ -73,6 +75,19 @@ bool ChunkScatter::AppendSlab(ScatterBlock* block) {
   return true;
 }
 
+void ChunkScatter::FinishTiled(const Region& region, const StridedBox& from, int64_t itemsize,
+                               const ShardLayout& layout) const {
+  const ShardLayout dense = ShardLayout::Strided(from.box, itemsize, from.strides);
+  std::array<int64_t, 2 * kMaxRank> ranges;
+  const std::span<int64_t> common = std::span(ranges).first(from.box.size());
+  for (uint32_t i = 0; i < region.num_placements; ++i) {
+    const DenseBox sink = SinkBox(region, i);
+    if (!Intersect(from.box, sink.box, common)) continue;
+    CopyTiled(Op(), itemsize, common, {from.box, from.base, &dense}, {sink.box, sink.base, &layout},
+              Stores::kPastCache);
+  }
+}
+
 void ChunkScatter::Finish(const ScatterBlock& block) const {
   const Plan& plan = fetch_->plan();
   for (const ScatterBlock::Piece& piece : block.pieces()) {
@@ -82,6 +97,10 @@ void ChunkScatter::Finish(const ScatterBlock& block) const {
     int64_t strides[kMaxRank];
     const StridedBox from{block.box(piece, rank), piece.staged, {strides, rank}};
     RowMajorStrides(from.box, itemsize, {strides, rank});
+    if (const ShardLayout* layout = fetch_->sink_layout(region.pair)) {
+      FinishTiled(region, from, itemsize, *layout);
+      continue;
+    }
     for (uint32_t i = 0; i < region.num_placements; ++i) {
       CopyCommon(Op(), itemsize, from, SinkBox(region, i), Stores::kPastCache);
     }

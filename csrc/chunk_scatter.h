@@ -12,6 +12,7 @@
 #include "iovec_block.h"
 #include "placement_runs.h"
 #include "slab_cursor.h"
+#include "tiled_copy.h"
 
 namespace tsr {
 
@@ -64,6 +65,8 @@ class ChunkScatter {
   void AppendRuns(ScatterBlock* block);
   // False where the block has no room for more.
   bool AppendSlab(ScatterBlock* block);
+  void FinishTiled(const Region& region, const StridedBox& from, int64_t itemsize,
+                   const ShardLayout& layout) const;
   DenseBox SinkBox(const Region& region, uint32_t placement) const;
 
   const Fetch* fetch_ = nullptr;

@@ -197,6 +197,19 @@ uint64_t DigestOfBox(Op op, int64_t itemsize, std::span<const int64_t> shape,
   return Walk(op, itemsize, shape, from).Digest(from.base);
 }
 
+uint64_t DigestOfTiledBox(Op op, int64_t itemsize, std::span<const int64_t> shape, BoxView box,
+                          const TiledSource& from) {
+  const int64_t to_itemsize = SinkItemsize(op, itemsize);
+  std::array<int64_t, kMaxRank> strides;
+  const std::span<int64_t> dense = std::span(strides).first(shape.size());
+  uint64_t sum = 0;
+  ForEachDensePart(op, itemsize, box, from, [&](BoxView part, const uint8_t* data) {
+    RowMajorStrides(part, to_itemsize, dense);
+    sum += DigestOfBox(Op(), to_itemsize, shape, {part, data, dense});
+  });
+  return sum;
+}
+
 Status DigestsOfBoxes(const BoxColumns& boxes, int num_threads, std::vector<uint64_t>* out) {
   const size_t num_boxes = boxes.addresses.size();
   std::vector<size_t> first_dim = {0};

@@ -9,6 +9,7 @@
 #include "box_copy.h"
 #include "cast.h"
 #include "status.h"
+#include "tiled_copy.h"
 
 namespace tsr {
 
@@ -33,6 +34,9 @@ uint64_t DigestOfRun(uint64_t position, const uint8_t* data, size_t nbytes);
 // bytes each, and count as what `op` makes of them. `shape` is that of the leaf.
 uint64_t DigestOfBox(Op op, int64_t itemsize, std::span<const int64_t> shape,
                      const StridedBox& from);
+// The same of a box, not empty, in the memory of a shard in tiles.
+uint64_t DigestOfTiledBox(Op op, int64_t itemsize, std::span<const int64_t> shape, BoxView box,
+                          const TiledSource& from);
 
 // Boxes of several leaves in memory, as columns; those of box i lie behind those of the one before.
 struct BoxColumns {

@@ -58,8 +58,9 @@ void Exporter::WakeStreams() {
 }
 
 Status Exporter::AddLeaves(uint64_t version, std::span<const uint32_t> leaves,
-                           std::span<const uint64_t> addresses, std::span<const int64_t> strides) {
-  TSR_RETURN_IF_ERROR(versions_.AddLeaves(version, leaves, addresses, strides));
+                           std::span<const uint64_t> addresses, std::span<const int64_t> strides,
+                           const ShardLayouts& layouts) {
+  TSR_RETURN_IF_ERROR(versions_.AddLeaves(version, leaves, addresses, strides, layouts));
   WakeStreams();
   return Status();
 }

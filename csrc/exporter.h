@@ -35,12 +35,14 @@ class Exporter {
   ~Exporter() { Close(); }
 
   Status Publish(uint64_t version, std::span<const uint64_t> addresses,
-                 std::span<const int64_t> strides, bool coming = false) {
-    return versions_.Publish(version, addresses, strides, coming);
+                 std::span<const int64_t> strides, bool coming = false,
+                 const ShardLayouts& layouts = {}) {
+    return versions_.Publish(version, addresses, strides, coming, layouts);
   }
   // Leaves of a version that was published as coming are there now; who asked for them gets them.
   Status AddLeaves(uint64_t version, std::span<const uint32_t> leaves,
-                   std::span<const uint64_t> addresses, std::span<const int64_t> strides);
+                   std::span<const uint64_t> addresses, std::span<const int64_t> strides,
+                   const ShardLayouts& layouts = {});
   // Both wait for the workers, which takes no longer than what one of them does at a stretch, and
   // close the connections that are in the middle of sending what is taken away.
   Status DropLeaves(uint64_t version, std::span<const uint32_t> leaves);

@@ -6,7 +6,7 @@
 namespace tsr {
 
 Status Fetch::Make(const Plan& plan, uint64_t version, std::span<const uint64_t> sink_addresses,
-                   std::shared_ptr<Fetch>* out) {
+                   const ShardLayouts& sink_layouts, std::shared_ptr<Fetch>* out) {
   std::shared_ptr<Fetch> fetch(new Fetch(plan, version));
   size_t num_addresses = 0;
   for (const LeafPair& pair : plan.input.pairs) {
@@ -19,6 +19,8 @@ Status Fetch::Make(const Plan& plan, uint64_t version, std::span<const uint64_t>
                                       std::to_string(sink_addresses.size()));
   }
   fetch->sink_addresses_.assign(sink_addresses.begin(), sink_addresses.end());
+  TSR_RETURN_IF_ERROR(CheckSinkLayouts(plan, sink_layouts));
+  fetch->sink_layouts_ = sink_layouts;
   for (const SourceChunks& source : plan.sources) fetch->AddQueue(source.num_chunks);
   fetch->regions_left_ = plan.regions_per_pair;
   for (uint32_t pair = 0; pair < plan.input.pairs.size(); ++pair) {

@@ -14,6 +14,7 @@
 #include "deadline.h"
 #include "digest_request.h"
 #include "plan.h"
+#include "shard_layout.h"
 #include "status.h"
 
 namespace tsr {
@@ -22,8 +23,9 @@ namespace tsr {
 class Fetch {
  public:
   // `sink_addresses`: one per (pair, sink box), pair-major; kInvalid for another number of them.
+  // `sink_layouts`: of the pairs whose sink boxes lie in tiles; kInvalid where one does not fit.
   static Status Make(const Plan& plan, uint64_t version, std::span<const uint64_t> sink_addresses,
-                     std::shared_ptr<Fetch>* out);
+                     const ShardLayouts& sink_layouts, std::shared_ptr<Fetch>* out);
 
   // For digests instead of chunks: `requests` has those to each source of the plan. They are drawn
   // from the queues, given back and counted as chunks are.
@@ -35,6 +37,11 @@ class Fetch {
   uint64_t version() const { return version_; }
   uint8_t* sink_base(uint32_t pair, uint32_t box) const {
     return reinterpret_cast<uint8_t*>(sink_addresses_[first_address_[pair] + box]);
+  }
+  // Null where the boxes of the pair are dense rows.
+  const ShardLayout* sink_layout(uint32_t pair) const {
+    const auto it = sink_layouts_.find(pair);
+    return it == sink_layouts_.end() ? nullptr : it->second.get();
   }
   ChunkQueue& queue(size_t source) { return queues_[source]; }
 
@@ -74,6 +81,7 @@ class Fetch {
   const uint64_t version_;
   const Clock::time_point begin_ = Clock::now();
   std::vector<uint64_t> sink_addresses_;
+  ShardLayouts sink_layouts_;
   std::vector<size_t> first_address_;  // shape=[num_pairs]
   std::deque<ChunkQueue> queues_;      // shape=[num_sources]
   std::vector<std::vector<DigestRequest>> digest_requests_;

@@ -93,9 +93,10 @@ int Fetcher::NumStreams(uint32_t process, const std::optional<std::string>& rail
   return num_streams;
 }
 
-Status Fetcher::Begin(uint64_t version, std::span<const uint64_t> sink_addresses) {
+Status Fetcher::Begin(uint64_t version, std::span<const uint64_t> sink_addresses,
+                      const ShardLayouts& sink_layouts) {
   std::shared_ptr<Fetch> fetch;
-  TSR_RETURN_IF_ERROR(Fetch::Make(*plan_, version, sink_addresses, &fetch));
+  TSR_RETURN_IF_ERROR(Fetch::Make(*plan_, version, sink_addresses, sink_layouts, &fetch));
   return Begin(std::move(fetch));
 }
 

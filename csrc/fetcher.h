@@ -47,7 +47,8 @@ class Fetcher {
   int NumStreams(uint32_t process, const std::optional<std::string>& rail = std::nullopt);
 
   // Starts a version. Chunks of a source without a stream wait for one.
-  Status Begin(uint64_t version, std::span<const uint64_t> sink_addresses);
+  Status Begin(uint64_t version, std::span<const uint64_t> sink_addresses,
+               const ShardLayouts& sink_layouts = {});
   // Starts to ask for digests of a version, whose memory is not written to; see Fetch.
   Status BeginDigests(uint64_t version, std::vector<std::vector<DigestRequest>> requests);
   // Of the digests that began last; none of a version that began after them.

@@ -1,6 +1,7 @@
 #include "local_copy.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
 #include <utility>
@@ -29,6 +30,7 @@ Status LocalCopy::Start(const Plan& plan, const ShardDirectory& directory,
   TSR_RETURN_IF_ERROR(copy->CheckSource());
   TSR_RETURN_IF_ERROR(copy->CheckSink());
   copy->is_read_.resize(directory.num_shards());
+  copy->layouts_.resize(directory.num_shards());
   copy->shards_.reserve(plan.regions.size());
   for (const Region& region : plan.regions) TSR_RETURN_IF_ERROR(copy->FindShard(region));
   const size_t num_useful = std::min(static_cast<size_t>(num_threads), plan.chunks.size());
@@ -39,13 +41,16 @@ Status LocalCopy::Start(const Plan& plan, const ShardDirectory& directory,
   return Status();
 }
 
-Status LocalCopy::SetPinned(size_t num_shards) {
+Status LocalCopy::SetPinned(size_t num_shards, std::shared_ptr<const ShardLayout> layout) {
   const size_t before = num_pinned_.load(std::memory_order_relaxed);
   if (num_shards < before || num_shards > directory_.num_shards()) {
     return Invalid(std::to_string(num_shards) + " shards are pinned, behind " +
                    std::to_string(before) + " of " + std::to_string(directory_.num_shards()));
   }
-  for (size_t i = before; i < num_shards; ++i) TSR_RETURN_IF_ERROR(CheckShard(i));
+  for (size_t i = before; i < num_shards; ++i) {
+    layouts_[i] = layout;
+    TSR_RETURN_IF_ERROR(CheckShard(i));
+  }
   num_pinned_.store(num_shards, std::memory_order_release);
   num_pinned_.notify_all();
   return Status();
@@ -92,7 +97,7 @@ Status LocalCopy::CheckSink() {
     return Invalid(std::to_string(memory_.sink_addresses.size()) + " sink addresses for " +
                    std::to_string(num_boxes) + " sink boxes");
   }
-  return Status();
+  return CheckSinkLayouts(plan_, memory_.sink_layouts);
 }
 
 Status LocalCopy::FindShard(const Region& region) {
@@ -123,6 +128,10 @@ Status LocalCopy::CheckShard(size_t index) const {
   const ShardDirectory::Shard& shard = directory_.shard(index);
   if (memory_.addresses[index] == 0) {
     return Invalid(NameOf(shard.box, shard.leaf) + " has a null address");
+  }
+  if (layouts_[index] != nullptr) {
+    if (layouts_[index]->Fits(directory_.range(shard), shard.itemsize)) return Status();
+    return Invalid(NameOf(shard.box, shard.leaf) + " has a layout of other shards than its own");
   }
   const auto strides = memory_.strides.subspan(directory_.first_stride(index), shard.rank);
   if (std::ranges::any_of(strides, [](int64_t stride) { return stride < 0; })) {
@@ -160,6 +169,13 @@ void LocalCopy::CopyOne(uint64_t index) const {
   const auto* base = reinterpret_cast<const uint8_t*>(memory_.addresses[shards_[index]]);
   const auto strides =
       memory_.strides.subspan(directory_.first_stride(shards_[index]), held.size() / 2);
+  if (const ShardLayout* layout = layouts_[shards_[index]].get()) {
+    return CopyTiledOnes(region, {held, base, layout});
+  }
+  if (SinkLayoutOf(region.pair) != nullptr) {
+    const ShardLayout layout = ShardLayout::Strided(held, pair.itemsize, strides);
+    return CopyTiledOnes(region, {held, base, &layout});
+  }
   const BoxView box = plan_.region_box(region);
   const StridedBox from{box, base + OffsetOf(box, held, strides), strides};
   if (CopyInOrder(region, from)) return;
@@ -183,6 +199,20 @@ bool LocalCopy::CopyInOrder(const Region& region, const StridedBox& from) const 
   }
   FenceStores();
   return true;
+}
+
+void LocalCopy::CopyTiledOnes(const Region& region, const TiledSource& from) const {
+  const LeafPair& pair = plan_.pair(region);
+  std::array<int64_t, 2 * kMaxRank> ranges;
+  const std::span<int64_t> common = std::span(ranges).first(from.box.size());
+  for (uint32_t sink_box : PlacementsOf(region)) {
+    const DenseBox sink = SinkBoxOf(region, sink_box);
+    if (!Intersect(plan_.region_box(region), sink.box, common)) continue;
+    const ShardLayout dense = ShardLayout::RowMajor(sink.box, pair.wire_itemsize);
+    const ShardLayout* const layout = SinkLayoutOf(region.pair);
+    CopyTiled(pair.op, pair.itemsize, common, from,
+              {sink.box, sink.base, layout == nullptr ? &dense : layout}, Stores::kPastCache);
+  }
 }
 
 DenseBox LocalCopy::SinkBoxOf(const Region& region, uint32_t box) const {

@@ -218,4 +218,19 @@ Status MakePlan(PlanInput input, Plan* out) {
   return Status();
 }
 
+Status CheckSinkLayouts(const Plan& plan, const ShardLayouts& layouts) {
+  for (const auto& [index, layout] : layouts) {
+    const std::string name = "pair " + std::to_string(index);
+    if (index >= plan.input.pairs.size()) return Status(Code::kInvalid, "there is no " + name);
+    const LeafPair& pair = plan.input.pairs[index];
+    const BoxLayout& sink = plan.input.layouts[pair.sink_layout];
+    for (int64_t b = 0; b < sink.num_boxes(); ++b) {
+      if (!layout->Fits(sink.box(b), pair.wire_itemsize)) {
+        return Status(Code::kInvalid, name + " has a layout of other sink boxes than its own");
+      }
+    }
+  }
+  return Status();
+}
+
 }  // namespace tsr

@@ -6,6 +6,7 @@
 
 #include "box.h"
 #include "cast.h"
+#include "shard_layout.h"
 #include "status.h"
 
 namespace tsr {
@@ -101,5 +102,8 @@ struct Plan {
 // - pieces of a box with several holders go to the one with the fewest bytes so far, beginning at
 //   sink_process modulo their number.
 Status MakePlan(PlanInput input, Plan* out);
+
+// kInvalid where a pair of `layouts` is none, or its layout not one of the pair's sink boxes.
+Status CheckSinkLayouts(const Plan& plan, const ShardLayouts& layouts);
 
 }  // namespace tsr

@@ -13,15 +13,19 @@ Status NotPublished(uint64_t version) {
 
 PublishedVersion::PublishedVersion(const ShardDirectory* directory, uint64_t version,
                                    std::span<const uint64_t> addresses,
-                                   std::span<const int64_t> strides, bool coming)
+                                   std::span<const int64_t> strides, bool coming,
+                                   const ShardLayouts& layouts)
     : directory_(directory),
       version_(version),
       addresses_(addresses.begin(), addresses.end()),
       strides_(strides.begin(), strides.end()),
-      leaves_(directory->num_leaves(), coming ? Leaf::kComing : Leaf::kHeld) {}
+      layouts_(directory->num_leaves()),
+      leaves_(directory->num_leaves(), coming ? Leaf::kComing : Leaf::kHeld) {
+  for (const auto& [leaf, layout] : layouts) layouts_[leaf] = layout;
+}
 
 void PublishedVersion::Add(uint32_t leaf, std::span<const uint64_t> addresses,
-                           std::span<const int64_t> strides) {
+                           std::span<const int64_t> strides, const ShardLayouts& layouts) {
   // Readers use what is held without a lock, so only what is not may change.
   if (leaves_[leaf] == Leaf::kHeld) return;
   for (const uint32_t shard : directory_->ShardsOf(leaf)) {
@@ -30,31 +34,50 @@ void PublishedVersion::Add(uint32_t leaf, std::span<const uint64_t> addresses,
     std::ranges::copy(strides.subspan(first, directory_->shard(shard).rank),
                       strides_.begin() + first);
   }
+  const auto layout = layouts.find(leaf);
+  layouts_[leaf] = layout == layouts.end() ? nullptr : layout->second;
   leaves_[leaf] = Leaf::kHeld;
 }
 
 Status PublishedVersions::Publish(uint64_t version, std::span<const uint64_t> addresses,
-                                  std::span<const int64_t> strides, bool coming) {
+                                  std::span<const int64_t> strides, bool coming,
+                                  const ShardLayouts& layouts) {
   TSR_RETURN_IF_ERROR(CheckNumbers(addresses.size(), strides.size()));
-  auto given = std::make_shared<PublishedVersion>(directory_, version, addresses, strides, coming);
+  TSR_RETURN_IF_ERROR(CheckLayouts(layouts));
+  auto given =
+      std::make_shared<PublishedVersion>(directory_, version, addresses, strides, coming, layouts);
   std::lock_guard lock(mutex_);
   const auto [it, is_new] = versions_.emplace(version, std::move(given));
   if (is_new || coming) return Status();
   for (uint32_t leaf = 0; leaf < directory_->num_leaves(); ++leaf) {
-    it->second->Add(leaf, addresses, strides);
+    it->second->Add(leaf, addresses, strides, layouts);
   }
   return Status();
 }
 
 Status PublishedVersions::AddLeaves(uint64_t version, std::span<const uint32_t> leaves,
                                     std::span<const uint64_t> addresses,
-                                    std::span<const int64_t> strides) {
+                                    std::span<const int64_t> strides, const ShardLayouts& layouts) {
   TSR_RETURN_IF_ERROR(CheckNumbers(addresses.size(), strides.size()));
+  TSR_RETURN_IF_ERROR(CheckLayouts(layouts));
   TSR_RETURN_IF_ERROR(CheckLeaves(leaves));
   std::lock_guard lock(mutex_);
   const auto it = versions_.find(version);
   if (it == versions_.end()) return NotPublished(version);
-  for (const uint32_t leaf : leaves) it->second->Add(leaf, addresses, strides);
+  for (const uint32_t leaf : leaves) it->second->Add(leaf, addresses, strides, layouts);
+  return Status();
+}
+
+Status PublishedVersions::CheckLayouts(const ShardLayouts& layouts) const {
+  for (const auto& [leaf, layout] : layouts) {
+    TSR_RETURN_IF_ERROR(CheckLeaves(std::span(&leaf, 1)));
+    for (const uint32_t index : directory_->ShardsOf(leaf)) {
+      const ShardDirectory::Shard& shard = directory_->shard(index);
+      if (layout->Fits(directory_->range(shard), shard.itemsize)) continue;
+      return Status(Code::kInvalid, "publish: leaf " + std::to_string(leaf) +
+                                        " has a layout of other shards than its own");
+    }
+  }
   return Status();
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chunk_table.h"
+#include "shard_layout.h"
 #include "status.h"
 
 namespace tsr {
@@ -20,7 +21,7 @@ class PublishedVersion {
  public:
   PublishedVersion(const ShardDirectory* directory, uint64_t version,
                    std::span<const uint64_t> addresses, std::span<const int64_t> strides,
-                   bool coming);
+                   bool coming, const ShardLayouts& layouts);
 
   uint64_t version() const { return version_; }
   const uint8_t* base(size_t shard) const {
@@ -31,6 +32,10 @@ class PublishedVersion {
     return std::span(strides_).subspan(directory_->first_stride(shard),
                                        directory_->shard(shard).rank);
   }
+  // Null where the shard is not in tiles; else its strides mean nothing.
+  const ShardLayout* layout(size_t shard) const {
+    return layouts_[directory_->shard(shard).leaf].get();
+  }
 
  private:
   friend class PublishedVersions;
@@ -38,13 +43,15 @@ class PublishedVersion {
   enum class Leaf : uint8_t { kHeld, kComing, kDropped };
 
   // Takes the memory of a leaf that it does not hold, from that of all.
-  void Add(uint32_t leaf, std::span<const uint64_t> addresses, std::span<const int64_t> strides);
+  void Add(uint32_t leaf, std::span<const uint64_t> addresses, std::span<const int64_t> strides,
+           const ShardLayouts& layouts);
 
   const ShardDirectory* const directory_;
   const uint64_t version_;
   std::vector<uint64_t> addresses_;  // shape=[num_shards]
   std::vector<int64_t> strides_;
-  std::vector<Leaf> leaves_;  // shape=[num_leaves]
+  std::vector<std::shared_ptr<const ShardLayout>> layouts_;  // shape=[num_leaves]
+  std::vector<Leaf> leaves_;                                 // shape=[num_leaves]
 };
 
 // Thread-safe. `directory` outlives it. Taking memory away here stops no reader that has begun:
@@ -53,14 +60,17 @@ class PublishedVersions {
  public:
   explicit PublishedVersions(const ShardDirectory* directory) : directory_(directory) {}
 
-  // `addresses`: one per shard of the directory; `strides`: those of all shards, in this order. A
-  // version that is published already gets the leaves back that it had dropped, and no others. With
-  // `coming` all leaves of a new version are still to be added: what is given for them is void.
+  // `addresses`: one per shard of the directory; `strides`: those of all shards, in this order;
+  // `layouts`: of the leaves whose shards lie in tiles. A version that is published already gets
+  // the leaves back that it had dropped, and no others. With `coming` all leaves of a new version
+  // are still to be added: what is given for them is void.
   Status Publish(uint64_t version, std::span<const uint64_t> addresses,
-                 std::span<const int64_t> strides, bool coming = false);
-  // Adds leaves that are there now, with addresses and strides as above, which count for these.
+                 std::span<const int64_t> strides, bool coming = false,
+                 const ShardLayouts& layouts = {});
+  // Adds leaves that are there now, with memory named as above, which counts for these.
   Status AddLeaves(uint64_t version, std::span<const uint32_t> leaves,
-                   std::span<const uint64_t> addresses, std::span<const int64_t> strides);
+                   std::span<const uint64_t> addresses, std::span<const int64_t> strides,
+                   const ShardLayouts& layouts = {});
   Status DropLeaves(uint64_t version, std::span<const uint32_t> leaves);
   // Nothing where it is not published.
   void Withdraw(uint64_t version);
@@ -76,6 +86,7 @@ class PublishedVersions {
  private:
   Status CheckNumbers(size_t num_addresses, size_t num_strides) const;
   Status CheckLeaves(std::span<const uint32_t> leaves) const;
+  Status CheckLayouts(const ShardLayouts& layouts) const;
 
   const ShardDirectory* const directory_;
   mutable std::mutex mutex_;

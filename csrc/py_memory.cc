@@ -1,7 +1,9 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "crc32c.h"
@@ -11,6 +13,7 @@
 #include "py_arrays.h"
 #include "py_errors.h"
 #include "py_module.h"
+#include "shard_layout.h"
 
 namespace tsr {
 namespace {
@@ -25,11 +28,31 @@ std::unique_ptr<HostMemory> Allocate(size_t nbytes, int num_threads,
   return memory;
 }
 
+std::shared_ptr<ShardLayout> MakeShardLayout(const std::vector<int64_t>& extents, int64_t itemsize,
+                                             const std::vector<int64_t>& major_to_minor,
+                                             const std::vector<std::vector<int64_t>>& tiles) {
+  auto layout = std::make_shared<ShardLayout>();
+  ThrowIfError(ShardLayout::Make(extents, itemsize, major_to_minor, tiles, layout.get()));
+  return layout;
+}
+
+// Nothing where tiles are left.
+std::optional<std::vector<int64_t>> StridesOf(const ShardLayout& layout) {
+  if (!layout.is_strided()) return std::nullopt;
+  std::vector<int64_t> strides;
+  for (int dim = 0; dim < RankOf(layout.box()); ++dim) {
+    strides.push_back(layout.digits(dim).front().stride);
+  }
+  return strides;
+}
+
 std::unique_ptr<LocalCopy> StartCopy(const Plan& plan, const ShardDirectory& directory,
                                      const Array<uint64_t>& addresses,
                                      const Array<int64_t>& strides,
-                                     const Array<uint64_t>& sink_addresses, int num_threads) {
-  const LocalMemory memory{SpanOf(addresses), SpanOf(strides), SpanOf(sink_addresses)};
+                                     const Array<uint64_t>& sink_addresses, int num_threads,
+                                     const ShardLayouts& sink_layouts) {
+  const LocalMemory memory{SpanOf(addresses), SpanOf(strides), SpanOf(sink_addresses),
+                           sink_layouts};
   std::unique_ptr<LocalCopy> copy;
   WithoutGil([&] { return LocalCopy::Start(plan, directory, memory, num_threads, &copy); });
   return copy;
@@ -85,17 +108,24 @@ void BindMemory(py::module_& module) {
       .def_buffer([](HostMemory& memory) {
         return py::buffer_info(memory.data(), static_cast<py::ssize_t>(memory.nbytes()));
       });
+  py::class_<ShardLayout, std::shared_ptr<ShardLayout>>(module, "ShardLayout")
+      .def(py::init(&MakeShardLayout), py::arg("extents"), py::arg("itemsize"),
+           py::arg("major_to_minor"), py::arg("tiles"))
+      .def_property_readonly("nbytes", &ShardLayout::nbytes)
+      .def_property_readonly("strides", &StridesOf);
   // Reads the arrays while they are filled, hence noconvert.
   py::class_<LocalCopy>(module, "LocalCopy")
       .def(py::init(&StartCopy), py::arg("plan"), py::arg("directory"),
            py::arg("addresses").noconvert(), py::arg("strides").noconvert(),
-           py::arg("sink_addresses").noconvert(), py::arg("num_threads"), py::keep_alive<1, 2>(),
-           py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(),
-           py::keep_alive<1, 6>())
+           py::arg("sink_addresses").noconvert(), py::arg("num_threads"),
+           py::arg("sink_layouts") = ShardLayouts(), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
+           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>())
       .def(
           "set_pinned",
-          [](LocalCopy& self, size_t num_shards) { ThrowIfError(self.SetPinned(num_shards)); },
-          py::arg("num_shards"))
+          [](LocalCopy& self, size_t num_shards, std::shared_ptr<const ShardLayout> layout) {
+            ThrowIfError(self.SetPinned(num_shards, std::move(layout)));
+          },
+          py::arg("num_shards"), py::arg("layout") = py::none())
       .def("finish", [](LocalCopy& self) { WithoutGil([&] { return self.Finish(); }); })
       .def("close", &LocalCopy::Close, py::call_guard<py::gil_scoped_release>());
   module.def("digests", &DigestsOf, py::arg("addresses"), py::arg("itemsizes"), py::arg("ranks"),

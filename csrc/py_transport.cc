@@ -105,20 +105,24 @@ void BindExporter(py::module_& module) {
       .def(
           "publish",
           [](Exporter& self, uint64_t version, const Array<uint64_t>& addresses,
-             const Array<int64_t>& strides, bool coming) {
-            WithoutGil(
-                [&] { return self.Publish(version, SpanOf(addresses), SpanOf(strides), coming); });
+             const Array<int64_t>& strides, bool coming, const ShardLayouts& layouts) {
+            WithoutGil([&] {
+              return self.Publish(version, SpanOf(addresses), SpanOf(strides), coming, layouts);
+            });
           },
-          py::arg("version"), py::arg("addresses"), py::arg("strides"), py::arg("coming") = false)
+          py::arg("version"), py::arg("addresses"), py::arg("strides"), py::arg("coming"),
+          py::arg("layouts"))
       .def(
           "add_leaves",
           [](Exporter& self, uint64_t version, const std::vector<uint32_t>& leaves,
-             const Array<uint64_t>& addresses, const Array<int64_t>& strides) {
+             const Array<uint64_t>& addresses, const Array<int64_t>& strides,
+             const ShardLayouts& layouts) {
             WithoutGil([&] {
-              return self.AddLeaves(version, leaves, SpanOf(addresses), SpanOf(strides));
+              return self.AddLeaves(version, leaves, SpanOf(addresses), SpanOf(strides), layouts);
             });
           },
-          py::arg("version"), py::arg("leaves"), py::arg("addresses"), py::arg("strides"))
+          py::arg("version"), py::arg("leaves"), py::arg("addresses"), py::arg("strides"),
+          py::arg("layouts"))
       .def(
           "drop_leaves",
           [](Exporter& self, uint64_t version, const std::vector<uint32_t>& leaves) {
@@ -168,10 +172,11 @@ void BindFetcher(py::module_& module) {
            py::arg("rail") = py::none())
       .def(
           "begin",
-          [](Fetcher& self, uint64_t version, const Array<uint64_t>& sink_addresses) {
-            WithoutGil([&] { return self.Begin(version, SpanOf(sink_addresses)); });
+          [](Fetcher& self, uint64_t version, const Array<uint64_t>& sink_addresses,
+             const ShardLayouts& sink_layouts) {
+            WithoutGil([&] { return self.Begin(version, SpanOf(sink_addresses), sink_layouts); });
           },
-          py::arg("version"), py::arg("sink_addresses"))
+          py::arg("version"), py::arg("sink_addresses"), py::arg("sink_layouts"))
       .def(
           "begin_digests",
           [](Fetcher& self, uint64_t version, std::vector<std::vector<DigestRequest>> requests) {

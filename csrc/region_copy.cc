@@ -234,6 +234,34 @@ void MovePlane(const Unit& unit, const Dim& row, const Dim& inner, const uint8_t
   }
 }
 
+// As MovePlane() does: the source or the sink has words of narrow elements, one of every row.
+void UnpackPlane(const Unit& unit, const Dim& row, const Dim& inner, const uint8_t* from,
+                 uint8_t* to) {
+  UnpackWords(unit.to_nbytes, from, row.extent, to, inner.to_stride, unit.stores);
+}
+void PackPlane(const Unit& unit, const Dim& row, const Dim& inner, const uint8_t* from,
+               uint8_t* to) {
+  PackWords(unit.to_nbytes, from, row.from_stride, inner.extent, to, unit.stores);
+}
+
+using Plane = void (*)(const Unit& unit, const Dim& row, const Dim& inner, const uint8_t* from,
+                       uint8_t* to);
+
+Plane PlaneOf(const Unit& unit, const Dim& row, const Dim& inner) {
+  const int64_t itemsize = unit.to_nbytes;
+  if (!unit.op.is_copy() || itemsize > 2) return MovePlane;
+  const int64_t num_rows = kWordNbytes / itemsize;
+  if (inner.extent == num_rows && inner.from_stride == itemsize && row.from_stride == kWordNbytes &&
+      row.to_stride == itemsize) {
+    return UnpackPlane;
+  }
+  if (row.extent == num_rows && row.to_stride == itemsize && inner.to_stride == kWordNbytes &&
+      inner.from_stride == itemsize) {
+    return PackPlane;
+  }
+  return MovePlane;
+}
+
 }  // namespace
 
 void CopyRegion(Op op, int64_t itemsize, std::span<const int64_t> extents, StridedSource from,
@@ -258,9 +286,9 @@ void CopyRegion(Op op, int64_t itemsize, std::span<const int64_t> extents, Strid
   } else {
     const Dim row = dims.Take(dims.sink_innermost());
     const Dim inner = dims.Take(last - 1);
-    ForEach(dims.span(), from.base, to.base, [&](const uint8_t* source, uint8_t* sink) {
-      MovePlane(unit, row, inner, source, sink);
-    });
+    const Plane move = PlaneOf(unit, row, inner);
+    ForEach(dims.span(), from.base, to.base,
+            [&](const uint8_t* source, uint8_t* sink) { move(unit, row, inner, source, sink); });
   }
   if (stores == Stores::kPastCache) FenceStores();
 }

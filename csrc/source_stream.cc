@@ -248,11 +248,17 @@ void SourceStream::HandleDigest(std::span<const uint8_t> bytes) {
     return Defer(frame, bytes.size());
   }
   const ShardDirectory::Shard& shard = worker_->directory->shard(index);
-  const std::span<const int64_t> strides = published->strides(index);
-  const int64_t offset = OffsetOf(request.ranges, worker_->directory->range(shard), strides);
+  const BoxView held = worker_->directory->range(shard);
   Frame answer = frame;
-  answer.chunk = DigestOfBox(request.op, shard.itemsize, request.shape,
-                             {request.ranges, published->base(index) + offset, strides});
+  if (const ShardLayout* layout = published->layout(index)) {
+    answer.chunk = DigestOfTiledBox(request.op, shard.itemsize, request.shape, request.ranges,
+                                    {held, published->base(index), layout});
+  } else {
+    const std::span<const int64_t> strides = published->strides(index);
+    const int64_t offset = OffsetOf(request.ranges, held, strides);
+    answer.chunk = DigestOfBox(request.op, shard.itemsize, request.shape,
+                               {request.ranges, published->base(index) + offset, strides});
+  }
   read_nbytes_ += static_cast<uint64_t>(VolumeOf(request.ranges)) * shard.itemsize;
   Reply(FrameKind::kDigestIs, answer);
 }

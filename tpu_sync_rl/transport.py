@@ -7,6 +7,7 @@ descriptors that they are given, also where the call fails.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -136,6 +137,7 @@ class Exporter:
         addresses: NDArray[np.uint64],
         strides: NDArray[np.int64],
         coming: bool = False,
+        layouts: Mapping[int, _native.ShardLayout] = MappingProxyType({}),
     ) -> None:
         """Makes a version readable. One that is published gets the leaves back that it dropped.
 
@@ -145,11 +147,12 @@ class Exporter:
             strides: bytes between neighbours along each dimension, one shard after another.
             coming: all leaves are still to be added, and who asks for them waits. Their addresses
                 and strides are void. Changes nothing of a version that is published.
+            layouts: of the leaves whose shards lie in tiles; their strides mean nothing.
 
         Raises:
-            ValueError: their numbers don't fit the shards.
+            ValueError: their numbers don't fit the shards, or a layout does not.
         """
-        self._native.publish(version, addresses, strides, coming)
+        self._native.publish(version, addresses, strides, coming, dict(layouts))
 
     def add_leaves(
         self,
@@ -157,13 +160,14 @@ class Exporter:
         leaves: Sequence[int],
         addresses: NDArray[np.uint64],
         strides: NDArray[np.int64],
+        layouts: Mapping[int, _native.ShardLayout] = MappingProxyType({}),
     ) -> None:
-        """Makes more leaves of a version readable; the rest of `addresses` and `strides` is void.
+        """Makes more leaves of a version readable; what is given for the other leaves is void.
 
         Raises:
             VersionError: the version is not published.
         """
-        self._native.add_leaves(version, leaves, addresses, strides)
+        self._native.add_leaves(version, leaves, addresses, strides, dict(layouts))
 
     def drop_leaves(self, version: int, leaves: Sequence[int]) -> None:
         """Stops reading these leaves of a version. Waits for the workers, some milliseconds.
@@ -263,19 +267,26 @@ class Fetcher:
         """How many streams to a source are alive, on `rail` or on all."""
         return self._native.num_streams(source_process, rail)
 
-    def begin(self, version: int, sink_addresses: NDArray[np.uint64]) -> None:
+    def begin(
+        self,
+        version: int,
+        sink_addresses: NDArray[np.uint64],
+        sink_layouts: Mapping[int, _native.ShardLayout] = MappingProxyType({}),
+    ) -> None:
         """Starts to fetch; returns at once. Chunks of a source without a stream wait for one.
 
         Args:
             version: published by the sources.
             sink_addresses: memory of each box of the sink, dense and row-major; pair after pair
                 of the plan, boxes in the order of the sink's layout.
+            sink_layouts: of the pairs of the plan whose boxes lie in tiles instead.
 
         Raises:
-            ValueError: another number of addresses, or the version before has not ended.
+            ValueError: another number of addresses, a layout that does not fit the boxes, or the
+                version before has not ended.
         """
         self._before = self._native.stats()
-        self._native.begin(version, sink_addresses)
+        self._native.begin(version, sink_addresses, dict(sink_layouts))
 
     def begin_digests(
         self, version: int, requests: Mapping[int, Sequence[_native.DigestRequest]]

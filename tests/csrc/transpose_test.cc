@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -25,6 +26,33 @@ TEST(TransposeBlock, PutsRowsWhereColumnsWere) {
                                 static_cast<size_t>(itemsize)),
                     0)
               << itemsize << " bytes, row " << row << ", column " << column;
+        }
+      }
+    }
+  }
+}
+
+TEST(Words, AreTakenApartAndPutTogether) {
+  std::mt19937 random(3);
+  for (const int64_t itemsize : {1, 2}) {
+    const int64_t num_rows = kWordNbytes / itemsize;
+    for (const int64_t num_words : {1, 7, 16, 100}) {
+      for (const int64_t pitch : {208, 211}) {  // of lines, and of any bytes
+        for (const Stores stores : {Stores::kCached, Stores::kPastCache}) {
+          alignas(64) std::array<uint8_t, 400> words;
+          for (uint8_t& byte : words) byte = static_cast<uint8_t>(random());
+          alignas(64) std::array<uint8_t, 4 * 211> rows;
+          UnpackWords(itemsize, words.data(), num_words, rows.data(), pitch, stores);
+          alignas(64) std::array<uint8_t, 400> packed;
+          PackWords(itemsize, rows.data(), pitch, num_words, packed.data(), stores);
+          FenceStores();
+          for (int64_t i = 0; i < num_words * kWordNbytes; ++i) {
+            const int64_t element = i / itemsize;
+            const int64_t row = element % num_rows, column = element / num_rows;
+            ASSERT_EQ(rows[static_cast<size_t>(row * pitch + column * itemsize + i % itemsize)],
+                      words[static_cast<size_t>(i)]);
+            ASSERT_EQ(packed[static_cast<size_t>(i)], words[static_cast<size_t>(i)]);
+          }
         }
       }
     }

@@ -113,7 +113,7 @@ class World {
     transfer_.ClearSink();
     honest_ = true;
     ++version_;
-    Check(Fetch::Make(transfer_.plan, version_, transfer_.sink_addresses, &worker_.fetch).ok(),
+    Check(Fetch::Make(transfer_.plan, version_, transfer_.sink_addresses, {}, &worker_.fetch).ok(),
           "a fetch begins");
   }
 
