@@ -25,6 +25,7 @@ from tpu_sync_rl.messages import (
     Admit,
     Announced,
     Fetch,
+    FetchFailed,
     FleetCommit,
     FleetCommitStored,
     Held,
@@ -33,6 +34,7 @@ from tpu_sync_rl.messages import (
     Latest,
     Live,
     Message,
+    Offer,
     Pins,
     PinsKept,
     Prepared,
@@ -42,6 +44,7 @@ from tpu_sync_rl.messages import (
     Refused,
     SamplerJoined,
     SamplerOutcome,
+    Serve,
     Take,
     Took,
     TrainerJoined,
@@ -54,7 +57,7 @@ from tpu_sync_rl.replica import Replica
 CALL_S = 20.0  # of samplers
 MAY_HAPPEN = (
     *("crash", "lose", "die", "repeat", "echo"),
-    *("succeed", "replace", "patience", "lease"),
+    *("succeed", "replace", "patience", "lease", "orphan", "fade", "fail"),
 )
 PAIR = {"a": 1, "b": 1}  # replicas, and how many processes each has
 Step = tuple[str, int]
@@ -78,6 +81,7 @@ class Process:
         self.inbox: list[Message] = []
         self.connected = False
         self.dead = False
+        self.faded = False  # its arrays are gone, but for what is pinned
         self.away_since = 0.0
         self.in_call = False
         self.next_call = 0
@@ -114,6 +118,10 @@ class Process:
         self.inbox.clear()
         self.connected = False
         self.away_since = self.model.now
+
+    def fade(self) -> None:
+        """The application has donated its arrays."""
+        self.faded = True
 
     def join(self) -> None:
         raise NotImplementedError
@@ -190,7 +198,8 @@ class Trainer(Process):
                 if not message.sinks:
                     self.pinned.discard(message.version)
                 elif message.ask:
-                    self.pinned.add(message.version)
+                    if not self.faded:
+                        self.pinned.add(message.version)
                     self.model.prompt.append((self, message))
             case _:
                 return False
@@ -202,7 +211,7 @@ class Trainer(Process):
                 for publish in self.publications.undecided():
                     self.say(publish)
             case Pins():
-                self.say(PinsKept(message.version, message.ask, True))
+                self.say(PinsKept(message.version, message.ask, message.version in self.pinned))
 
     def hear(self) -> None:
         self.heard = self.inbox.pop(0)
@@ -229,6 +238,8 @@ class Sampler(Process):
         self.promise: Promise | None = None
         self.fleet_commit: Held | None = None
         self.fetching: Held | None = None
+        self.source = ""  # the replica that it is read from; "" for the trainer
+        self.serving: set[Held] = set()
         self.current: Held | None = None
         self.history: set[Held] = set()  # all that was current
         self.outcomes: dict[int, SamplerOutcome] = {}
@@ -237,6 +248,7 @@ class Sampler(Process):
         self.given_up = ("", -1)  # newest version that others need not wait for this process with
 
     def join(self) -> None:
+        self.serving.clear()
         self.say(
             JoinSampler(
                 life="life",
@@ -288,6 +300,22 @@ class Sampler(Process):
         if received is None or age(received) < newest:
             self.given_up = max(self.given_up, newest)
 
+    def fade(self) -> None:
+        super().fade()
+        self.serving.clear()
+
+    def is_served(self) -> bool:
+        """Whether it can read what it receives."""
+        holders = self.model.replica(self.source)
+        return all(self.fetching in holder.serving and not holder.dead for holder in holders)
+
+    def fail(self) -> None:
+        """Does not get what it receives."""
+        assert self.fetching is not None
+        error = "PeerLostError" if self.is_served() else "VersionError"
+        self.say(FetchFailed(self.fetching, error, "", self.source))
+        self.fetching = None
+
     def complete(self) -> None:
         """Has every byte of what it receives."""
         assert self.fetching is not None
@@ -325,6 +353,15 @@ class Sampler(Process):
                     self.say(Prepared(fetch.held, STATS))
                 else:
                     self.fetching = fetch.held
+                    self.source = "" if fetch.holder is None else fetch.holder.replica
+            case Serve() as serve:
+                has = {*self.prepared, *([] if self.faded else [self.current])}
+                kept = serve.held in has | self.serving
+                self.serving -= {serve.held}
+                if kept and serve.sinks:
+                    self.serving.add(serve.held)
+                if serve.ask:
+                    self.say(Offer(serve.held, serve.ask, kept))
             case Abandon() as abandon:
                 if self.fetching == abandon.held:
                     self.fetching = None
@@ -351,7 +388,9 @@ class Model:
             sampler process), "crash" (of the coordinator), "lose" (of a stream), "die" (of a
             sampler process), "repeat" and "echo" (of a message to and from the coordinator),
             "succeed" (another incarnation of the trainer begins), "replace" (the same, with a
-            coordinator of its own), "patience" and "lease" (that much time passes).
+            coordinator of its own), "orphan" (the trainer dies, and none follows), "fade" (of the
+            arrays of a process), "fail" (of a transfer whose source is there), "patience" and
+            "lease" (that much time passes).
         commit, on_straggler: the trainer's options.
         publish_s: how long a publish call may take.
     """
@@ -372,6 +411,7 @@ class Model:
         self.publish_s = publish_s
         self.budget = dict(budget)
         self.now = 0.0
+        self.leases_ended = False
         self.prompt: list[tuple[Process, Message]] = []  # to be answered at once
         self.job = self._new_job()
         self.trainers = [Trainer(self, "A", p, num_trainers) for p in range(num_trainers)]
@@ -409,22 +449,27 @@ class Model:
             for what, message in (("repeat", process.said), ("echo", process.heard)):
                 if process.connected and message is not None and self.budget.get(what):
                     yield what, number
+            if self.budget.get("fade") and not process.faded:
+                yield "fade", number
             if isinstance(process, Sampler):
                 if process.fetching is not None and process.connected:
-                    yield "complete", number
+                    if process.is_served():
+                        yield "complete", number
+                    if self.budget.get("fail") or not process.is_served():
+                        yield "fail", number
                 if not process.in_call and process.next_call < self.budget.get("enter", 0):
                     yield "enter", number
                 if self.budget.get("die"):
                     yield "die", number
             elif not process.in_call and process.next_call < self.budget.get("publish", 0):
                 yield "publish", number
-        for what in ("crash", "succeed", "replace", "patience", "lease"):
+        for what in ("crash", "succeed", "replace", "orphan", "patience", "lease"):
             if self.budget.get(what):
                 yield what, 0
 
     def do(self, what: str, number: int = 0) -> None:
         """Makes something happen."""
-        if what in MAY_HAPPEN:
+        if what in MAY_HAPPEN and self.budget.get(what):
             self.budget[what] -= 1
         process = self.processes[number]
         if what in ("crash", "replace"):
@@ -440,9 +485,14 @@ class Model:
         elif what == "die":
             process.dead = True
             self.lose(process)
+        elif what == "orphan":
+            for trainer in self.trainers:
+                trainer.dead = True
+                self.lose(trainer)
         elif what == "patience":
             self.pass_time(PATIENCE_S)
         elif what == "lease":
+            self.leases_ended = True
             self.pass_time(LEASE_S)
         elif what != "crash":
             getattr(process, what)()
@@ -543,6 +593,9 @@ class Model:
             for sampler in living:
                 if newest is not None and self.is_leased(sampler.name, newest):
                     assert sampler.current == newest, "who is alive returns what others returned"
+        self._check_converged(living)
+        if any(trainer.dead for trainer in self.trainers):
+            return
         for call in range(max(trainer.next_call for trainer in self.trainers) + 1):
             for trainer in self.trainers:
                 if trainer.next_call == call:
@@ -557,6 +610,15 @@ class Model:
         for sampler in living:
             assert sampler.current == last, "who is alive gets the next version"
 
+    def _check_converged(self, living: list[Sampler]) -> None:
+        """What one replica has got, and its application has left alone, all get."""
+        newest = Held(*self.newest)
+        lacking = {s.name for s in self.samplers if s.dead or s.faded or s.current != newest}
+        whole = {sampler.name for sampler in living} - lacking
+        if whole and self.commit == "replica" and not self.leases_ended:
+            for sampler in living:
+                assert sampler.current == newest, f"{sampler.name} lacks {newest}"
+
     def _go_on(self) -> None:
         for _ in range(15):
             for number, process in enumerate(self.processes):
@@ -568,7 +630,7 @@ class Model:
                     self.do("hear", number)
                 if isinstance(process, Sampler):
                     if process.fetching is not None:
-                        self.do("complete", number)
+                        self.do("complete" if process.is_served() else "fail", number)
                     if not process.in_call:
                         self.do("enter", number)
             self.pass_time(PATIENCE_S / 2)
@@ -618,6 +680,8 @@ def walk(rng: random.Random) -> list[Step]:
     budget = {what: rng.randrange(3) for what in MAY_HAPPEN}
     budget["replace"] = rng.randrange(2) if budget["succeed"] == 0 else 0
     budget |= {"die": rng.randrange(2), "succeed": min(budget["succeed"], 1)}
+    others = budget["crash"] + budget["succeed"] + budget["replace"]
+    budget["orphan"] = rng.randrange(2) if others == 0 else 0
     model = Model(
         num_trainers=rng.choice((1, 2)),
         replicas=rng.choice(

@@ -17,6 +17,7 @@ from tpu_sync_rl.messages import (
     JoinTrainer,
     Leave,
     Message,
+    Offer,
     Prepared,
     ProcessStats,
     Publish,
@@ -177,8 +178,10 @@ class Sampler(Process):
     def prepare(self, version: int, incarnation: str = "A") -> None:
         self.say(Prepared(Held(incarnation, version), STATS))
 
-    def fail(self, version: int, error: str = "PeerLostError", text: str = "broke") -> None:
-        self.say(FetchFailed(Held("A", version), error, text))
+    def fail(
+        self, version: int, error: str = "PeerLostError", text: str = "broke", holder: str = ""
+    ) -> None:
+        self.say(FetchFailed(Held("A", version), error, text, holder))
 
     def take(
         self,
@@ -192,6 +195,11 @@ class Sampler(Process):
 
     def took(self, call: int) -> None:
         self.say(Took(call))
+
+    def offer(self, version: int, ask: int = 1, *, kept: bool = True) -> None:
+        address = Address("lo", "127.0.0.1", 2000 + self.index)
+        secret = b"%s %d" % (self.name.encode(), self.index)
+        self.say(Offer(Held("A", version), ask, kept, b"theirs", [address], secret))
 
     def fetched(self) -> list[int]:
         return [message.held.version for message in self.all(Fetch)]

@@ -54,7 +54,9 @@ def make(
     options = dataclasses.replace(OPTIONS, nics=("a", "b"))
     sources = dict.fromkeys(processes, addresses)
     tickets = [b"ticket"] * len(processes)
-    return Dialler(options, streams, sources, incarnation="life", sink=1, tickets=tickets)
+    return Dialler(
+        options, streams, sources, name="trainer", incarnation="life", sink=1, tickets=tickets
+    )
 
 
 def test_every_rail_of_every_process_gets_its_streams(streams):

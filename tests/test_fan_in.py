@@ -44,7 +44,13 @@ def count(pid: int | None, kind: str) -> int:
 def connect(sink: Sink, peer: int, addresses: list[ListeningAt], secret: bytes) -> Dialler:
     ticket = authentication.ticket(secret, peer)
     return Dialler(
-        OVER_BOTH, sink.fetcher, {0: addresses}, incarnation="life", sink=peer, tickets=[ticket]
+        OVER_BOTH,
+        sink.fetcher,
+        {0: addresses},
+        name="trainer",
+        incarnation="life",
+        sink=peer,
+        tickets=[ticket],
     )
 
 

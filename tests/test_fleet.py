@@ -302,12 +302,13 @@ def test_dropped_straggler_does_not_hold_up_the_others():
     assert two[0].last(Fetch).held == Held("A", 2)
 
 
-def test_version_that_the_trainer_lost_is_not_waited_for(world):
+def test_version_that_its_sources_lost_is_not_waited_for(world):
     trainer, one, two = begun(world)
     prepare(one, 1)
     two[0].fail(1, "VersionError", "gone")
     world.pass_time(1)
     trainer.say(PinsKept(1, 1, False))
+    one[0].offer(1, kept=False)
     assert "version 1 is withdrawn" in result(trainer).text
 
 

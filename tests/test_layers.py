@@ -25,7 +25,7 @@ FLOORS = (
     ),
     ("session_log", "software"),
     # pure: leaves, boxes, plans
-    ("tree", "process_stats", "program"),
+    ("tree", "process_stats", "program", "update"),
     ("manifest",),
     ("shard_table",),
     ("plan",),
@@ -43,6 +43,8 @@ FLOORS = (
     ("call_log", "members", "verdict"),
     ("replica",),
     ("fleet", "readers"),
+    ("holders",),
+    ("sources",),
     ("publish_call",),
     ("incarnation",),
     ("job",),
@@ -50,10 +52,11 @@ FLOORS = (
     ("coordinator_server", "journal", "channel"),
     ("coordinator", "client"),
     # roles
-    ("calls", "dialler"),
-    ("publications", "sync_handle"),
+    ("calls", "dialler", "planner"),
+    ("publications", "sync_handle", "feed"),
     ("pins", "receiver"),
     ("source",),
+    ("offers",),
     ("trainer", "sampler", "one_client"),
     # roles by agents
     ("colocated",),

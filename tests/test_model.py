@@ -44,6 +44,11 @@ SMALL = {
         "budget": {"publish": 1, "enter": 2, "replace": 1},
         "commit": "fleet",
     },
+    "trainer dies in the middle of a round": {
+        "replicas": PAIR,
+        "budget": ONE | {"orphan": 1, "fail": 1},
+        "commit": "fleet",
+    },
     "two versions": {"replicas": PAIR, "budget": {"publish": 2, "enter": 2}, "commit": "fleet"},
     "processes of a replica call at different times": {
         "replicas": {"a": 2},
@@ -55,7 +60,24 @@ SMALL = {
         "budget": ONE | {"crash": 1},
     },
 }
+HELD = {
+    "replica joins late, and the trainer's arrays are gone": {
+        "replicas": PAIR,
+        "late": ("b",),
+        "budget": ONE | {"fade": 1},
+    },
+    "replica joins late, and the trainer is dead": {
+        "replicas": PAIR,
+        "late": ("b",),
+        "budget": ONE | {"orphan": 1},
+    },
+}
 WIDE = {
+    "replica joins late, the trainer is dead, and a stream breaks": {
+        "replicas": PAIR,
+        "late": ("b",),
+        "budget": ONE | {"orphan": 1, "lose": 1},
+    },
     "newer incarnation, two replicas": {
         "replicas": PAIR,
         "budget": ONE | {"succeed": 1},
@@ -92,6 +114,11 @@ WIDE = {
 @pytest.mark.parametrize("options", SMALL.values(), ids=SMALL.keys())
 def test_nothing_breaks_in_any_order(options):
     assert explore(Model(**options), run_out_every=100) > 100
+
+
+@pytest.mark.parametrize("options", HELD.values(), ids=HELD.keys())
+def test_all_get_what_one_replica_holds_in_any_order(options):
+    assert explore(Model(**options), run_out_every=10) > 1000
 
 
 @pytest.mark.parametrize("first_seed", range(0, 600, 100))

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from tpu_sync_rl.one_client import explain, release_memory
     from tpu_sync_rl.plan import Plan
     from tpu_sync_rl.report import Report
-    from tpu_sync_rl.sampler import SamplerSession, Update
+    from tpu_sync_rl.sampler import SamplerSession
     from tpu_sync_rl.sync import sync_weights
     from tpu_sync_rl.sync_handle import SyncHandle
     from tpu_sync_rl.tls import TLS
     from tpu_sync_rl.trainer import TrainerSession
+    from tpu_sync_rl.update import Update
 
 __version__ = "0.1.0"
 
@@ -48,7 +49,8 @@ _HOMES = {
     "one_client": ("explain", "release_memory"),
     "plan": ("Plan",),
     "report": ("Report",),
-    "sampler": ("SamplerSession", "Update"),
+    "sampler": ("SamplerSession",),
+    "update": ("Update",),
     "sync": ("sync_weights",),
     "sync_handle": ("SyncHandle",),
     "tls": ("TLS",),

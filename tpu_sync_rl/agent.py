@@ -24,8 +24,9 @@ from tpu_sync_rl.colocated import (
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import Options, Staging
 from tpu_sync_rl.program import Program
-from tpu_sync_rl.sampler import SamplerSession, Update
+from tpu_sync_rl.sampler import SamplerSession
 from tpu_sync_rl.trainer import TrainerSession
+from tpu_sync_rl.update import Update
 
 # Calls whose outcome is kept for a controller that asks again: more than pins let be under way.
 _NUM_KEPT_CALLS = 8

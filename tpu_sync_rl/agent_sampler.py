@@ -16,8 +16,9 @@ from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.options import Options, Staging, checked_int, checked_timeout
 from tpu_sync_rl.report import Report
-from tpu_sync_rl.sampler import SamplerSession, Update
+from tpu_sync_rl.sampler import SamplerSession
 from tpu_sync_rl.tree import flatten
+from tpu_sync_rl.update import Update
 
 
 class AgentSamplerSession(SamplerSession):

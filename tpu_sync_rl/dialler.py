@@ -28,6 +28,7 @@ class Dialler:
         fetcher: Fetcher,
         sources: Mapping[int, Sequence[Address]],
         *,
+        name: str,
         incarnation: str,
         sink: int,
         tickets: Sequence[bytes],
@@ -38,6 +39,7 @@ class Dialler:
             options: of the session.
             fetcher: gets the streams.
             sources: where each process listens that something is read from.
+            name: of their program, for people.
             incarnation: of the trainer.
             sink: under which its processes know this one.
             tickets: of this sink, to each process of the trainer.
@@ -45,6 +47,7 @@ class Dialler:
         self._options = options
         self._fetcher = fetcher
         self._sources = sources
+        self._name = name
         self._incarnation = incarnation
         self._sink = sink
         self._tickets = tickets
@@ -74,7 +77,7 @@ class Dialler:
             if self._fetcher.num_streams(process) == 0:
                 errors = [text for (of, _), text in list(self._errors.items()) if of == process]
                 trouble = "; ".join(errors) or reasons.get(process, "its streams were closed")
-                lost[process] = f"trainer process {process}: {trouble}"
+                lost[process] = f"{self._name} process {process}: {trouble}"
         return lost
 
     def described(self, traffic: Mapping[str, RailReport]) -> dict[str, RailReport]:

@@ -13,6 +13,7 @@ from tpu_sync_rl.messages import (
     Held,
     JoinTrainer,
     Live,
+    Offer,
     Outcome,
     Pins,
     PinsKept,
@@ -21,8 +22,8 @@ from tpu_sync_rl.messages import (
     TrainerUp,
 )
 from tpu_sync_rl.publish_call import PublishCall
-from tpu_sync_rl.readers import Readers
-from tpu_sync_rl.replica import Replica, covers
+from tpu_sync_rl.replica import Replica, Transfer, covers
+from tpu_sync_rl.sources import Sources
 
 # Decided calls that are kept for a process that missed their end.
 _NUM_KEPT_CALLS = 64
@@ -54,7 +55,7 @@ class Incarnation(Program):
         self._live: list[str] = []  # as its processes know
         self._restoring = first.epoch > 0  # not all are back that knew another coordinator
         self._gone: set[str] = set()  # replicas that did not come back
-        self._readers: dict[int, Readers] = {}  # of each version that is pinned, and of the newest
+        self._sources: dict[int, Sources] = {}  # of each version that is read, and of the newest
         self._manifest = b""
         self._joins: dict[int, JoinTrainer] = {}  # the last of each process
         self._calls: dict[int, PublishCall] = {}
@@ -95,9 +96,9 @@ class Incarnation(Program):
             if call.outcome is not None:
                 member.send(call.outcome)
         newest = -1 if self.newest is None else self.newest.version
-        for version in {*message.pinned, *self._readers}:
-            if version in self._readers:
-                member.send(self._readers[version].again(process))
+        for version in {*message.pinned, *self._sources}:
+            if version in self._sources:
+                member.send(self._sources[version].again(process))
             elif version <= newest:
                 member.send(Pins(version, [], 0))
             elif self.newest is None:
@@ -147,7 +148,7 @@ class Incarnation(Program):
             self.newest = held = Held(self.name, newest)
             pinned = all(newest in join.pinned for join in joins)
             readers = {replica for replica in replicas if replica.is_live} if pinned else set()
-            self._readers[newest] = Readers(held, readers, now, self._lease_s, self.process_count)
+            self._sources[newest] = Sources(held, self, readers, now, self._lease_s)
             self._inherited.discard(newest)
             if self._decides_together:
                 live = {replica for replica in replicas if replica.is_live}
@@ -249,7 +250,7 @@ class Incarnation(Program):
         call.lost, self._gone = self._gone, set()
         if self._decides_together:
             call.round = self._round = self._fleet.begin(held, live, now, drop=self._drop)
-        self._readers[held.version] = Readers(held, live, now, self._lease_s, self.process_count)
+        self._sources[held.version] = Sources(held, self, live, now, self._lease_s)
         self.broadcast(Announced(call.number, held.version))
         self._inherited.discard(held.version)
         # Newer ones are about to be published again, in the order of their calls.
@@ -259,39 +260,25 @@ class Incarnation(Program):
 
     def end_leases(self, replicas: Collection[Replica], now: float) -> None:
         """Notes which replicas can't get a version any more that they lack."""
-        for readers in self._readers.values():
-            for replica in replicas:
-                lacks = not covers(replica.received, readers.held)
-                if lacks and readers.is_overdue(replica, now):
-                    replica.overdue = readers.held
+        for sources in self._sources.values():
+            sources.end_leases(replicas, now)
 
     def serve(self, replicas: Collection[Replica], now: float) -> None:
         """Brings pins and transfers up to date."""
-        for version, readers in list(self._readers.items()):
-            is_newest = readers.held == self._wanted
-            wanting = {
-                replica
-                for replica in replicas
-                if replica.is_live
-                and not covers(replica.received, readers.held)
-                and (is_newest or replica.is_receiving(readers.held))
-            }
-            able = {r for r in wanting if is_newest and self.complete and r.is_ready(now)}
-            pins = readers.update(wanting, able, now)
-            if pins is not None:
-                self.broadcast(pins)
-            if readers.unread and not is_newest:
-                del self._readers[version]
         newest = self._wanted
+        for version, sources in list(self._sources.items()):
+            is_newest = sources.held == newest
+            sources.update(replicas, now, is_newest=is_newest)
+            if sources.unread and not is_newest:
+                del self._sources[version]
         for replica in replicas:
-            if replica.transfer is not None and not self._grants(replica, replica.transfer.held):
+            if replica.transfer is not None and not self._keep(replica, replica.transfer):
                 replica.abandon()
-            if newest is None or not self.complete or not replica.is_ready(now):
-                continue
-            if self._grants(replica, newest):
-                self._readers[newest.version].begin(replica, now)
+            if newest is not None and replica.is_ready(now):
                 promise = None if self._round is None else self._round.promise
-                replica.begin(newest, promise, keep=self._decides_together)
+                self._sources[newest.version].begin(
+                    replica, promise, keep=self._decides_together, now=now
+                )
         if self._inherited and now >= self._inherited_until:
             again = {call.first.version for call in self._open_calls()}
             self._let_go(self._inherited - again)
@@ -302,14 +289,20 @@ class Incarnation(Program):
 
     def kept(self, process: int, message: PinsKept, now: float) -> None:
         """A process has answered whether it could pin a version again."""
-        if message.version in self._readers:
-            self._readers[message.version].answer(process, message.ask, message.kept, now)
+        if message.version in self._sources:
+            self._sources[message.version].kept(process, message, now)
+
+    def offered(self, holder: Replica, process: int, message: Offer, now: float) -> None:
+        """A process of a replica has answered whether it can serve a version."""
+        sources = self._sources_of(message.held)
+        if sources is not None:
+            sources.offered(holder, process, message, now)
 
     def failed(self, replica: Replica, message: FetchFailed) -> None:
         """A transfer has failed: where a source let the version go, it is to be asked again."""
-        readers = self._readers.get(message.held.version)
-        if message.error == "VersionError" and readers is not None:
-            readers.withdraw(replica)
+        sources = self._sources_of(message.held)
+        if sources is not None:
+            sources.failed(replica, message)
 
     @property
     def _wanted(self) -> Held | None:
@@ -317,9 +310,13 @@ class Incarnation(Program):
         aborted = self._round is not None and self._round.why_aborted
         return None if aborted else self.newest
 
-    def _grants(self, replica: Replica, held: Held) -> bool:
-        readers = self._readers.get(held.version)
-        return readers is not None and readers.held == held and replica in readers.granted
+    def _sources_of(self, held: Held) -> Sources | None:
+        sources = self._sources.get(held.version)
+        return sources if sources is not None and sources.held == held else None
+
+    def _keep(self, replica: Replica, transfer: Transfer) -> bool:
+        sources = self._sources_of(transfer.held)
+        return sources is not None and sources.keep(replica, transfer)
 
     def _let_go(self, inherited: set[int]) -> None:
         for version in sorted(inherited):
@@ -327,6 +324,12 @@ class Incarnation(Program):
         self._inherited -= inherited
 
     # --- the end
+
+    def fence(self, text: str, now: float) -> None:
+        """Ends every stream, and what replicas serve in its place: there is a newer trainer."""
+        super().fence(text, now)
+        for sources in self._sources.values():
+            sources.end()
 
     def close(self, process: int, message: CloseJob, now: float) -> None:
         """A process wants the job to end."""
@@ -340,16 +343,13 @@ class Incarnation(Program):
             return False
         if now >= max(self._close_by[process] for process in self.members):
             return True
-        return not any(self._may_commit(replica) for replica in replicas)
+        return not any(self._may_commit(replica, replicas, now) for replica in replicas)
 
-    def _may_commit(self, replica: Replica) -> bool:
+    def _may_commit(self, replica: Replica, replicas: Collection[Replica], now: float) -> bool:
         """Whether `replica` lacks the newest version and can still get to commit it."""
         newest = self._wanted
         if newest is None or not replica.is_live or covers(replica.calls.taken, newest):
             return False
         if covers(replica.received, newest) or replica.is_receiving(newest):
             return True
-        if self._grants(replica, newest):
-            return self.complete
-        may_serve = self._readers[newest.version].may_serve(replica)
-        return self.complete and replica.is_admitted and may_serve
+        return self._sources[newest.version].may_serve(replica, replicas, now)

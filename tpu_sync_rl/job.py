@@ -24,6 +24,7 @@ from tpu_sync_rl.messages import (
     JoinTrainer,
     Latest,
     Leave,
+    Offer,
     Outcome,
     PinsKept,
     Prepared,
@@ -290,6 +291,9 @@ class Job:
             case FetchFailed():
                 if replica.on_failed(message, now) and trainer is not None:
                     trainer.failed(replica, message)
+            case Offer():
+                if trainer is not None:
+                    trainer.offered(replica, process, message, now)
             case Take():
                 decision = replica.calls.take(process, message, now)
                 if decision is not None:

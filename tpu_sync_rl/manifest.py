@@ -5,7 +5,7 @@ it: equal digests mean equal plans, so that chunk tables can be replayed.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -277,6 +277,23 @@ def _compare(given: Leaf, wanted: Leaf, cast: bool, sides: Sides) -> tuple[int, 
         hint = f" (cast=True converts only between {', '.join(FLOAT_KINDS)})"
     differences.append(f"{wanted.key!r}: dtype {given.dtype} {here}, {wanted.dtype} {there}{hint}")
     return 0, differences
+
+
+def rounded(
+    original: Manifest, holder: Manifest, wanted: Manifest, pairs: Sequence[Pair]
+) -> list[str]:
+    """Leaves that are not what `original` gives once `wanted` has made them of `holder`'s.
+
+    A holder may have cast what it got from `original`. That is of use where exactly its dtype is
+    wanted. `pairs` are those of `holder` and `wanted`; the lines are for people.
+    """
+    dtypes = {leaf.key: leaf.dtype for leaf in original.leaves}
+    lines = []
+    for pair in pairs:
+        given, dtype = holder.leaves[pair.source_leaf], wanted.leaves[pair.sink_leaf].dtype
+        if given.dtype not in (dtype, dtypes.get(given.key)):
+            lines.append(f"{given.key!r}: {given.dtype} made of {dtypes.get(given.key)}")
+    return lines
 
 
 def changes(one: Manifest, other: Manifest) -> list[str]:

@@ -28,6 +28,7 @@ from tpu_sync_rl.messages import (
     Leave,
     Live,
     Message,
+    Offer,
     Pins,
     PinsKept,
     Prepared,
@@ -39,6 +40,7 @@ from tpu_sync_rl.messages import (
     ReplicaRefused,
     SamplerJoined,
     SamplerOutcome,
+    Serve,
     Take,
     Took,
     TrainerJoined,
@@ -62,6 +64,7 @@ ToCoordinator = (
     | RefusalTaken
     | Prepared
     | FetchFailed
+    | Offer
     | Take
     | Took
     | FleetCommitStored
@@ -83,6 +86,7 @@ FromCoordinator = (
     | Latest
     | Fetch
     | Abandon
+    | Serve
     | FleetCommit
     | SamplerOutcome
     | ReplicaRefused

@@ -43,6 +43,15 @@ class Promise(Struct, frozen=True):
     fleet: list[str]  # the replicas that decide on it: those that were live when it was announced
 
 
+class Holder(Struct, frozen=True):
+    """A replica that serves a version as its trainer did, and where its processes do."""
+
+    replica: str
+    manifest: bytes  # with the trainer's keys, but dtypes and boxes of its own
+    sources: list[list[Address]]  # per process
+    tickets: list[bytes]  # of the sink that is told, to each process
+
+
 class ReplicaStatus(Struct, frozen=True):
     """One replica as a trainer's call left it."""
 
@@ -237,6 +246,18 @@ class FetchFailed(Message, frozen=True):
     held: Held
     error: str
     text: str
+    holder: str = ""  # the replica that it was read from; "" for the trainer
+
+
+class Offer(Message, frozen=True):
+    """Answer to `Serve` with `ask`: whether every leaf of the version can be read, and where."""
+
+    held: Held
+    ask: int
+    kept: bool
+    manifest: bytes = b""
+    addresses: list[Address] = []
+    ticket_secret: bytes = b""  # as in `JoinTrainer`
 
 
 class Take(Message, frozen=True):
@@ -293,12 +314,13 @@ class Fetch(Message, frozen=True):
 
     What else was prepared and not taken is given up, but `keep`. Answered by `Prepared` or
     `FetchFailed`; a process that holds `held` already answers at once, one that is receiving it
-    goes on. With `promise`, no call may take it before its `FleetCommit`.
+    from there goes on. With `promise`, no call may take it before its `FleetCommit`.
     """
 
     held: Held
     promise: Promise | None = None
     keep: Held | None = None
+    holder: Holder | None = None  # whom to read from; None for the trainer
 
 
 class Abandon(Message, frozen=True):
@@ -309,6 +331,17 @@ class Abandon(Message, frozen=True):
     """
 
     held: Held
+
+
+class Serve(Message, frozen=True):
+    """The sinks of other replicas that may read `held` here; as `Pins` has it for a trainer.
+
+    Holds for this connection to the coordinator. With `ask` other than 0 it is answered by `Offer`.
+    """
+
+    held: Held
+    sinks: list[int]
+    ask: int
 
 
 class FleetCommit(Message, frozen=True):

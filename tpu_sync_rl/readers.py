@@ -1,4 +1,4 @@
-"""Who may still read one announced version: what its trainer has to keep, and for how long."""
+"""Who may still read one announced version: what a source has to keep, and for how long."""
 
 from collections.abc import Set
 
@@ -86,10 +86,14 @@ class Readers:
         """A source did not have the version for `replica`: the trainer is to be asked again."""
         self.granted.discard(replica)
 
-    def is_overdue(self, replica: Replica, now: float) -> bool:
-        """Whether `replica` can't get the version any more: its lease is over, or it is let go."""
+    def grants(self, replica: Replica) -> bool:
+        """Whether every read of `replica` finds the version in place."""
+        return replica in self.granted
+
+    def is_late(self, replica: Replica, now: float) -> bool:
+        """Whether the lease of `replica` is over."""
         end = self._lease_ends.get(replica)
-        return (end is not None and now >= end) or not self.may_serve(replica)
+        return end is not None and now >= end
 
     def may_serve(self, replica: Replica) -> bool:
         """Whether `replica` has a chance to receive the version (still)."""

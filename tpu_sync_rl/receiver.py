@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tpu_sync_rl.dialler import Dialler
-from tpu_sync_rl.errors import CorruptionError, PeerLostError, SyncError
+from tpu_sync_rl.errors import CorruptionError, PeerLostError, SyncError, VersionError
+from tpu_sync_rl.feed import Feed
 from tpu_sync_rl.generations import Generation, GenerationPool
-from tpu_sync_rl.manifest import Manifest, Rename, match
+from tpu_sync_rl.manifest import Manifest, Rename
 from tpu_sync_rl.messages import (
     Abandon,
     Admit,
     Fetch,
     FetchFailed,
     Held,
+    Holder,
     Message,
     Prepared,
     Promise,
@@ -26,7 +27,8 @@ from tpu_sync_rl.messages import (
     TrainerUp,
 )
 from tpu_sync_rl.options import Options
-from tpu_sync_rl.plan import Plan, make_plan
+from tpu_sync_rl.plan import Plan
+from tpu_sync_rl.planner import Planner
 from tpu_sync_rl.process_stats import ProcessStats
 from tpu_sync_rl.staged_generations import StagedGeneration
 from tpu_sync_rl.trace import Trace
@@ -48,22 +50,6 @@ class Received:
     stats: ProcessStats
 
 
-@dataclass(slots=True)
-class _Source:
-    """The trainer incarnation that this process reads from."""
-
-    trainer: TrainerUp
-    sink: int  # under which its processes know this one
-    plan: Plan
-    fetcher: Fetcher
-    dialler: Dialler
-    verification: Verification | None  # with verify="full"
-
-    def close(self) -> None:
-        self.dialler.close()
-        self.fetcher.close()
-
-
 class Receiver:
     """Turns what the coordinator says about trainers and versions into prepared generations.
 
@@ -71,6 +57,7 @@ class Receiver:
     holds ready; `take` hands it over. All methods may be called from any thread.
 
     Attributes:
+        on_shortage: called on its thread, again and again, while it waits for memory.
         sink: id that the coordinator gave to this process; 0 before that.
         promise: to keep the version that it was last told to receive until the fleet decides.
     """
@@ -89,12 +76,16 @@ class Receiver:
         send: Callable[[Message], None],
     ) -> None:
         self._options = options
-        self._manifest = manifest
         self._replica = replica
         self._process = process
+        self._planner = Planner(
+            manifest,
+            process=process,
+            rename=rename,
+            cast=cast,
+            chunk_nbytes=options.chunk_nbytes,
+        )
         self._pool = pool
-        self._rename = rename
-        self._cast = cast
         self._trace = trace
         self._send = send
         self.sink = 0
@@ -102,11 +93,13 @@ class Receiver:
         # Reentrant: a signal handler may close the session whose thread is in here.
         self._lock = threading.RLock()
         self._prepared: dict[Held, Received] = {}  # oldest first
+        self.on_shortage: Callable[[], object] = lambda: None
         self.promise: Promise | None = None
         self._abandoned: Held | None = None
+        self._wanted: Fetch | None = None  # the last one told of
         self._newest_incarnation = ""
         self._closed = False
-        self._source: _Source | None = None
+        self._source: Feed | None = None
         self._planned_s = 0.0  # until a version came of it
         pool.when_free(partial(self._commands.put, _Freed()))
         self._plans: dict[str, tuple[Plan | None, str]] = {}  # digest -> plan, or differences
@@ -128,6 +121,20 @@ class Receiver:
                 del self._prepared[older]
             return self._prepared.pop(held)
 
+    def arrays(self, held: Held) -> list[Any] | None:
+        """The arrays of `held`, in the manifest's order, where it is prepared and not taken."""
+        with self._lock:
+            received = self._prepared.get(held)
+        return None if received is None else received.leaves
+
+    def trainer_keys(self, incarnation: str) -> list[str] | None:
+        """What the trainer calls the leaves, in the manifest's order; None of one not known."""
+        source = self._source
+        if source is None or source.trainer.incarnation != incarnation:
+            return None
+        theirs = source.plan.source.leaves
+        return [theirs[pair.source_leaf].key for pair in source.plan.pairs]
+
     def put_back(self, received: Received) -> None:
         """Takes back what `take` handed over, for another call."""
         with self._lock:
@@ -146,6 +153,7 @@ class Receiver:
                     if message.held == self._abandoned:
                         self._abandoned = None  # it is wanted again
                     self.promise = message.promise
+                    self._wanted = message
         self._commands.put(message)
 
     def close(self) -> None:
@@ -186,46 +194,17 @@ class Receiver:
                 self._source = None
             if trainer.digest not in self._plans:
                 began = time.monotonic()
-                self._plans[trainer.digest] = self._compare(trainer.manifest)
+                self._plans[trainer.digest] = self._planner.of_trainer(trainer.manifest)
                 self._planned_s = time.monotonic() - began
             plan, differences = self._plans[trainer.digest]
             if plan is None:
                 self._send(Refuse(trainer.digest, differences))
                 return
-            fetcher = Fetcher(
-                plan.native,
-                peer_timeout_s=self._options.peer_timeout_s,
-                traced=self._trace.is_on,
-                verify=self._options.verify,
-            )
-            verification = Verification(plan) if self._options.verify == "full" else None
-            dialler = Dialler(
-                self._options,
-                fetcher,
-                {process: trainer.sources[process] for process in plan.source_processes},
-                incarnation=trainer.incarnation,
-                sink=self.sink,
-                tickets=trainer.tickets,
-            )
-            self._source = _Source(trainer, self.sink, plan, fetcher, dialler, verification)
+            self._source = self._feed(plan, trainer)
         self._send(Admit(trainer.digest))
 
-    def _compare(self, manifest: bytes) -> tuple[Plan | None, str]:
-        try:
-            source = Manifest.decode(manifest)
-            pairs, differences = match(source, self._manifest, rename=self._rename, cast=self._cast)
-            if differences:
-                return None, "\n".join(differences)
-            plan = make_plan(
-                source,
-                self._manifest,
-                pairs,
-                process=self._process,
-                chunk_nbytes=self._options.chunk_nbytes,
-            )
-        except Exception as error:  # a rename that the application wrote may raise anything
-            return None, f"{type(error).__name__}: {error}"
-        return plan, ""
+    def _feed(self, plan: Plan, trainer: TrainerUp, holder: Holder | None = None) -> Feed:
+        return Feed(self._options, plan, trainer, holder, sink=self.sink, traced=self._trace.is_on)
 
     # --- a version
 
@@ -239,28 +218,40 @@ class Receiver:
             self._send(Prepared(held, received.stats))
             return
         try:
-            received = self._fetch(held, began)
+            received = self._fetch(fetch, began)
         except _Stopped:
             return
         except Exception as error:  # whatever it is, the coordinator has to hear of it
-            self._send(FetchFailed(held, type(error).__name__, str(error)))
+            holder = "" if fetch.holder is None else fetch.holder.replica
+            self._send(FetchFailed(held, type(error).__name__, str(error), holder))
             return
         with self._lock:
             self._prepared[held] = received
         self._send(Prepared(held, received.stats))
 
-    def _fetch(self, held: Held, began: float) -> Received:
-        source = self._source
+    def _fetch(self, fetch: Fetch, began: float) -> Received:
+        held, source = fetch.held, self._source
         if source is None or source.trainer.incarnation != held.incarnation:
             raise PeerLostError(f"version {held.version} belongs to a trainer that is not known")
-        generation = self._free_generation(held)
+        if fetch.holder is None:
+            return self._fetch_from(source, fetch, began)
+        plan, differences = self._planner.of_holder(fetch.holder, source.plan.source)
+        if plan is None:
+            name = f"replica {fetch.holder.replica!r}"
+            raise VersionError(f"{name} has version {held.version} changed: {differences}")
+        with contextlib.closing(self._feed(plan, source.trainer, fetch.holder)) as feed:
+            return self._fetch_from(feed, fetch, began)
+
+    def _fetch_from(self, source: Feed, fetch: Fetch, began: float) -> Received:
+        held = fetch.held
+        generation = self._free_generation(fetch)
         waited = time.monotonic()
         fetcher = source.fetcher
         source.dialler.open_missing()
         fetcher.begin(held.version, generation.sink_addresses)
         try:
             generation.prepare_arrays()
-            self._wait(held, source, generation)
+            self._wait(fetch, source, generation)
         finally:
             fetcher.end()
             self._trace.chunks("source", *fetcher.take_events())
@@ -271,7 +262,7 @@ class Receiver:
         stages = {"wait": waited - began, "wire": traffic.seconds["wire"]}
         stages["arrays"] = made - began - sum(stages.values())
         if source.verification is not None:
-            self._verify(held, source, source.verification, leaves)
+            self._verify(fetch, source, source.verification, leaves)
             ended = time.monotonic()
             stages["verify"] = ended - made
         self._trace.stages(held.version, began, stages.items())
@@ -283,24 +274,26 @@ class Receiver:
         stats = ProcessStats(plan.nbytes, plan.wire_nbytes, seconds, rails)
         return Received(held, generation, leaves, stats)
 
-    def _wait(self, held: Held, source: _Source, generation: Generation | None = None) -> None:
+    def _wait(self, fetch: Fetch, source: Feed, generation: Generation | None = None) -> None:
         """Waits for all that the fetcher has begun; sees to it that it has streams.
 
         Leaves that go to `generation` are copied on to their devices meanwhile, where that is so.
         """
         silent_since = time.monotonic()
         while not _is_there(source.fetcher, generation):
-            self._stop_if_told(held)
+            self._stop_if_told(fetch)
             source.dialler.open_missing()
             lost = source.dialler.lost()
             if not lost:
                 silent_since = time.monotonic()
-            elif self._is_hopeless(held, silent_since):
-                raise PeerLostError(f"version {held.version}: {'; '.join(lost.values())}")
+            elif self._is_hopeless(fetch.held, silent_since):
+                lacking = "; ".join(lost.values())
+                raise PeerLostError(f"version {fetch.held.version}: {lacking}")
 
     def _verify(
-        self, held: Held, source: _Source, verification: Verification, leaves: list[Any] | None
+        self, fetch: Fetch, source: Feed, verification: Verification, leaves: list[Any] | None
     ) -> None:
+        held = fetch.held
         if leaves is None:
             raise SyncError(
                 f"version {held.version} has no room beside the current one within "
@@ -309,7 +302,7 @@ class Receiver:
         source.fetcher.begin_digests(held.version, verification.requests)
         try:
             found = verification.digests_of(leaves)  # while the sources compute theirs
-            self._wait(held, source)
+            self._wait(fetch, source)
         finally:
             source.fetcher.end()
         differences = verification.differences(found, source.fetcher.digests())
@@ -319,16 +312,21 @@ class Receiver:
                 f"{self._replica!r} what the trainer has, so it is not used: {differences}"
             )
 
-    def _free_generation(self, held: Held) -> Generation:
+    def _free_generation(self, fetch: Fetch) -> Generation:
         while True:
             generation = self._pool.acquire(_POLL_S)
             if generation is not None:
                 return generation
-            self._stop_if_told(held)
+            self.on_shortage()
+            self._stop_if_told(fetch)
 
-    def _stop_if_told(self, held: Held) -> None:
+    def _stop_if_told(self, fetch: Fetch) -> None:
         with self._lock:
-            if self._closed or self._abandoned == held:
+            wanted = self._wanted
+            elsewhere = wanted is not None and (
+                wanted.held == fetch.held and wanted.holder != fetch.holder
+            )
+            if self._closed or elsewhere or self._abandoned == fetch.held:
                 raise _Stopped
 
     def _is_hopeless(self, held: Held, silent_since: float) -> bool:

@@ -1,5 +1,6 @@
 """One replica as the coordinator sees it: its verdict on the manifest, its transfer, its calls."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tpu_sync_rl.call_log import CallLog
@@ -10,6 +11,7 @@ from tpu_sync_rl.messages import (
     FetchFailed,
     FleetCommit,
     Held,
+    Holder,
     JobEnded,
     JoinSampler,
     Outcome,
@@ -43,6 +45,7 @@ class Transfer:
 
     held: Held
     promise: Promise | None  # what its processes were told to promise
+    holder: str = ""  # the replica that it comes from; "" for the trainer
     released: bool = False  # the fleet has committed it meanwhile
     stats: dict[int, ProcessStats] = field(default_factory=dict)
 
@@ -185,12 +188,24 @@ class Replica(Program):
         """Whether `held` is on its way into it."""
         return self.transfer is not None and self.transfer.held == held
 
-    def begin(self, held: Held, promise: Promise | None = None, *, keep: bool = False) -> None:
-        """Starts to receive `held`; what was prepared can't be taken any more, unless `keep`."""
+    def begin(
+        self,
+        held: Held,
+        promise: Promise | None = None,
+        *,
+        keep: bool = False,
+        holders: Mapping[int, Holder] | None = None,
+    ) -> None:
+        """Starts to receive `held`; what was prepared can't be taken any more, unless `keep`.
+
+        It comes from the trainer, or from a replica, as `holders` tells each process.
+        """
         if not keep:
             self.prepared = None
-        self.transfer = Transfer(held, promise)
-        self.broadcast(Fetch(held, promise, self.prepared))
+        self.transfer = Transfer(held, promise, holders[0].replica if holders else "")
+        for process, member in self.members.items():
+            holder = holders[process] if holders else None
+            member.send(Fetch(held, promise, self.prepared, holder))
 
     def abandon(self) -> None:
         """Gives up what is being received."""
@@ -220,7 +235,8 @@ class Replica(Program):
 
     def on_failed(self, message: FetchFailed, now: float) -> bool:
         """A process can't receive its version; whether that was news."""
-        if self.transfer is None or self.transfer.held != message.held:
+        transfer = self.transfer
+        if transfer is None or (transfer.held, transfer.holder) != (message.held, message.holder):
             return False
         self._last_failure = f"the last transfer failed with {message.error}: {message.text}"
         self._retry_at = now + min(_FIRST_RETRY_S * 2**self._num_failures, _MOST_RETRY_S)

@@ -4,7 +4,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import jax
@@ -32,11 +32,13 @@ from tpu_sync_rl.messages import (
     ReplicaRefused,
     SamplerJoined,
     SamplerOutcome,
+    Serve,
     Take,
     Took,
     TrainerUp,
 )
 from tpu_sync_rl.nics import numa_nodes
+from tpu_sync_rl.offers import Offers
 from tpu_sync_rl.options import (
     Options,
     Staging,
@@ -53,24 +55,7 @@ from tpu_sync_rl.shard_table import shard_table
 from tpu_sync_rl.staged_generations import StagedGeneration, StagedPool, generation_pool
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.tree import flatten
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Update:
-    """One version of the params on this sampler.
-
-    Attributes:
-        version: the trainer's number for it, within `incarnation`.
-        incarnation: id of the life of the trainer that published it.
-        params: pytree of jax.Arrays like the session's `like`. They stay valid as long as they
-            are held, also after the session was closed.
-        report: what its way here took.
-    """
-
-    version: int
-    incarnation: str
-    params: Any
-    report: Report
+from tpu_sync_rl.update import Update
 
 
 class SamplerSession:
@@ -142,6 +127,14 @@ class SamplerSession:
             rename=rename,
             cast=cast,
             trace=self._trace,
+            send=self._client.send,
+        )
+        self._offers = Offers(
+            options,
+            program,
+            staging,
+            coordinator=coordinator,
+            receiver=self._receiver,
             send=self._client.send,
         )
         try:
@@ -246,6 +239,7 @@ class SamplerSession:
         self._closed = True
         self._calls.end(SyncError("this session is closed"))
         self._client.close()
+        self._offers.close()
         self._receiver.close()
         self._pool.close()
         self._trace.close()
@@ -320,6 +314,7 @@ class SamplerSession:
             self._report(held, combined(decided.stats), self._report(held, received.stats, None)),
         )
         self._committed = held
+        self._offers.take(held, leaves)
         return self._current, None
 
     def _swapped(self, received: Received) -> list[Any]:
@@ -376,6 +371,7 @@ class SamplerSession:
         match message:
             case SamplerJoined():
                 self._receiver.sink = message.sink
+                self._offers.end()
                 asked = self._asked
                 if asked is not None:
                     take, deadline = asked
@@ -383,6 +379,8 @@ class SamplerSession:
                     self._client.send(msgspec.structs.replace(take, timeout_s=left_s))
             case TrainerUp() | Fetch() | Abandon():
                 self._receiver.on_message(message)
+            case Serve():
+                self._offers.on_message(message)
             case FleetCommit():
                 self._fleet_commit = message.held
                 self._client.send(FleetCommitStored(message.held))
@@ -394,5 +392,6 @@ class SamplerSession:
             case ReplicaRefused():
                 self._client.send(RefusalTaken(message.digest))
             case JobEnded():
+                self._offers.end()
                 self._calls.end(JobEndedError(message.text), message.call)
                 self._client.finish()

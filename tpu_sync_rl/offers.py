@@ -1,0 +1,207 @@
+"""The versions that a sampler process serves to other replicas, where the trainer is no source."""
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.listener import Listener
+from tpu_sync_rl.messages import Address, Held, Offer, Pins, PinsKept, Serve
+from tpu_sync_rl.options import Options, Staging
+from tpu_sync_rl.program import Program
+from tpu_sync_rl.receiver import Receiver
+from tpu_sync_rl.source import Source
+from tpu_sync_rl.trace import Trace
+
+_PIN_S = 10.0  # at most; the arrays are computed already
+
+
+class _Offered:
+    """One version that is served, as a trainer process serves it, at addresses of its own."""
+
+    def __init__(
+        self,
+        options: Options,
+        program: Program,
+        staging: Staging,
+        coordinator: str,
+        held: Held,
+        arrays: dict[str, Any],
+        send: Callable[[Offer], None],
+    ) -> None:
+        """Pins `arrays`, copies nothing on CPU, and listens.
+
+        Raises:
+            RuntimeError, SyncError, TypeError, ValueError: some of them can't be read, or there is
+                no socket or memory for that.
+        """
+        self._held = held
+        self._send = send
+        untraced = Trace(None, name="", process=0)
+        self._source = Source(options, program, staging, untraced, self._answer)
+        try:
+            self._source.pin(arrays, held.version, time.monotonic() + _PIN_S)
+            if self._source.is_staged and staging.max_host_nbytes is not None:
+                raise ValueError("generations may fill max_host_nbytes, without a snapshot")
+            self._source.land(held.version)
+            self._listener = Listener(
+                options,
+                coordinator=coordinator,
+                incarnation=held.incarnation,
+                on_stream=self._source.add_connection,
+            )
+        except BaseException:
+            self._source.close()
+            raise
+
+    def on_message(self, message: Serve) -> None:
+        """Takes what the coordinator says; answers later, on another thread."""
+        self._source.on_pins(Pins(message.held.version, message.sinks, message.ask))
+
+    def withdraw(self) -> None:
+        """Lets go of the arrays; whoever still reads them is cut off."""
+        self._source.let_go(self._held.version)
+
+    def close(self) -> None:
+        """Ends everything."""
+        self._listener.close()
+        self._source.close()
+
+    def _answer(self, kept: PinsKept) -> None:
+        manifest = self._source.manifest
+        assert manifest is not None
+        addresses = [Address(*address) for address in self._listener.addresses]
+        secret = self._listener.ticket_secret
+        self._send(Offer(self._held, kept.ask, kept.kept, manifest.encoded, addresses, secret))
+
+
+class Offers:
+    """What one sampler process serves; nothing, and at no cost, until it is asked.
+
+    A version is served from the arrays that it became, prepared or taken, as long as somebody
+    reads it. One thread of its own does the work. All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        program: Program,
+        staging: Staging,
+        *,
+        coordinator: str,
+        receiver: Receiver,
+        send: Callable[[Offer], None],
+    ) -> None:
+        """Starts nothing.
+
+        Args:
+            options: of the session.
+            program: that this process is of.
+            coordinator: its address, "host:port".
+            staging: how a version passes from devices to host memory.
+            receiver: has the versions that are prepared and not taken.
+            send: tells the coordinator.
+        """
+        self._options = options
+        self._program = program
+        self._coordinator = coordinator
+        self._staging = staging
+        self._receiver = receiver
+        self._taken: tuple[Held, list[weakref.ref[Any]]] | None = None
+        self._send = send
+        self._lock = threading.Lock()
+        self._offered: dict[Held, _Offered] = {}
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        receiver.on_shortage = self.withdraw
+
+    def take(self, held: Held, arrays: Sequence[Any]) -> None:
+        """From now on the application has `arrays`, which are `held`; keeps none of them alive."""
+        self._taken = held, [weakref.ref(array) for array in arrays]
+
+    def on_message(self, message: Serve) -> None:
+        """Takes what the coordinator says; returns at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tsr-offers", daemon=True)
+            self._thread.start()
+        self._commands.put(partial(self._serve, message))
+
+    def end(self) -> None:
+        """Ends what is served now; returns at once."""
+        if self._thread is not None:
+            self._commands.put(self._end_all)
+
+    def withdraw(self) -> None:
+        """Lets go of versions that only their readers still need: their memory is wanted."""
+        with self._lock:
+            offered = list(self._offered.items())
+        for held, offer in offered:
+            if self._find(held) is None:
+                offer.withdraw()
+
+    def close(self) -> None:
+        """Ends everything."""
+        if self._thread is not None:
+            self.end()
+            self._commands.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (command := self._commands.get()) is not None:
+            command()
+
+    def _serve(self, message: Serve) -> None:
+        held = message.held
+        if message.ask and held not in self._offered:
+            self._begin(held)
+        offered = self._offered.get(held)
+        if offered is not None and message.sinks:
+            offered.on_message(message)
+        elif offered is not None:
+            self._end(held)
+        elif message.ask:
+            self._send(Offer(held, message.ask, False))
+
+    def _find(self, held: Held) -> dict[str, Any] | None:
+        """The arrays of `held` under the trainer's keys, where all are there."""
+        if self._program.agent != "process":
+            return None  # an agent's memory is used again as soon as it is copied, read or not
+        arrays, taken = self._receiver.arrays(held), self._taken
+        if arrays is None and taken is not None and taken[0] == held:
+            arrays = [reference() for reference in taken[1]]
+        keys = self._receiver.trainer_keys(held.incarnation)
+        if keys is None or arrays is None or any(array is None for array in arrays):
+            return None
+        return dict(zip(keys, arrays, strict=True))
+
+    def _begin(self, held: Held) -> None:
+        arrays = self._find(held)
+        if arrays is None:
+            return
+        try:
+            offered = _Offered(
+                self._options,
+                self._program,
+                self._staging,
+                self._coordinator,
+                held,
+                arrays,
+                self._send,
+            )
+        except (RuntimeError, SyncError, TypeError, ValueError):  # donated meanwhile, for one
+            return
+        with self._lock:
+            self._offered[held] = offered
+
+    def _end(self, held: Held) -> None:
+        with self._lock:
+            offered = self._offered.pop(held)
+        offered.close()
+
+    def _end_all(self) -> None:
+        for held in list(self._offered):
+            self._end(held)

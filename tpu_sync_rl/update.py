@@ -1,0 +1,24 @@
+"""What a sampler's call returns."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_sync_rl.report import Report
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Update:
+    """One version of the params on this sampler.
+
+    Attributes:
+        version: the trainer's number for it, within `incarnation`.
+        incarnation: id of the life of the trainer that published it.
+        params: pytree of jax.Arrays like the session's `like`. They stay valid as long as they
+            are held, also after the session was closed.
+        report: what its way here took.
+    """
+
+    version: int
+    incarnation: str
+    params: Any
+    report: Report
