@@ -29,6 +29,8 @@ enum Op : uint8_t {
   kPublish,
   kDigest,
   kUnsummed,
+  kComing,
+  kAdd,
   kNumOps
 };
 
@@ -39,9 +41,10 @@ struct World {
     Publish();
   }
 
-  void Publish() {
+  void Publish(bool coming = false) {
     const Transfer::Source& source = *transfer.sources[0];
-    Check(versions.Publish(kVersion, source.addresses, source.strides).ok(), "it is published");
+    Check(versions.Publish(kVersion, source.addresses, source.strides, coming).ok(),
+          "it is published");
   }
 
   // Runs of every length, a cast, and memory that is column-major.
@@ -170,6 +173,19 @@ void Run(World* world, FuzzInput input) {
         bytes =
             Encoded({FrameKind::kFetchUnsummed, world->id, kVersion, input.Byte() % num_chunks});
         break;
+      case kComing:
+        world->versions.Withdraw(kVersion);
+        if (stream.Reads(kVersion)) stream.Close();
+        world->Publish(/*coming=*/true);
+        break;
+      case kAdd: {
+        const uint32_t leaves[] = {input.Byte() % uint32_t{4}};
+        const Transfer::Source& source = *world->transfer.sources[0];
+        Check(world->versions.AddLeaves(kVersion, leaves, source.addresses, source.strides).ok(),
+              "the leaf is added");
+        if (!stream.closed()) stream.Wake();
+        break;
+      }
       default:
         world->Publish();
     }
