@@ -47,6 +47,7 @@ def trainer(
     commit: Any = "replica",
     coordinator_dies: int = 0,
     agent: Any = "auto",
+    staging: Any = "auto",
 ) -> Any:
     """Publishes `versions`; what came of each, as (version, replicas, lost).
 
@@ -54,7 +55,9 @@ def trainer(
     """
     grid = _mesh(mesh)
     rng = random.Random(jax.process_index())
-    session = tsr.connect_trainer(min_replicas=min_replicas, timeout=60, commit=commit, agent=agent)
+    session = tsr.connect_trainer(
+        min_replicas=min_replicas, timeout=60, commit=commit, agent=agent, staging=staging
+    )
     if session._coordinator_process is not None:
         killing = (session._coordinator_process, coordinator_dies)
         threading.Thread(target=_kill_now_and_then, args=killing, daemon=True).start()
@@ -82,6 +85,7 @@ def sampler(
     min_versions: int = 0,
     verify: Any = "wire",
     agent: Any = "auto",
+    staging: Any = "auto",
 ) -> Any:
     """Takes every version until the trainer has closed; checks every byte; the versions taken."""
     grid = _mesh(mesh)
@@ -95,6 +99,7 @@ def sampler(
         timeout=60,
         verify=verify,
         agent=agent,
+        staging=staging,
     ) as session:
         for update in session:
             oracle.assert_equal(update.params, SPECS, update.version, grid)

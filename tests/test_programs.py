@@ -33,6 +33,20 @@ def test_two_process_trainer_feeds_replicas_of_one_and_two_processes(
         assert two.results() == [VERSIONS, VERSIONS]
 
 
+def test_processes_pass_versions_through_pinned_host_memory(tmp_path: Path) -> None:
+    address_file = str(tmp_path / "address")
+    with (
+        Program("trainer", processes=2, devices=2, mesh=[2, 2], address_file=address_file,
+                versions=VERSIONS, min_replicas=1, wait="committed",
+                staging="pinned_host") as trainer,
+        Program("sampler", processes=2, devices=2, mesh=[4, 1], address_file=address_file,
+                replica="two", staging="pinned_host") as two,
+    ):  # fmt: skip
+        expected = [[version, {"two": version}, []] for version in VERSIONS]
+        assert trainer.results() == [expected, expected]
+        assert two.results() == [VERSIONS, VERSIONS]
+
+
 def test_calls_of_a_replica_end_alike_in_its_processes(tmp_path: Path) -> None:
     """Processes call at different times while versions are published without waiting."""
     address_file = str(tmp_path / "address")

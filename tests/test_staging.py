@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import tpu_sync_rl as tsr
 from tpu_sync_rl import snapshot
+from tpu_sync_rl.staged_generations import StagedGeneration
 
 pytestmark = pytest.mark.end_to_end
 
@@ -96,37 +96,37 @@ def test_late_joiner_is_served_when_the_params_are_donated(trainer) -> None:
             oracle.assert_equal(sampler.sync_weights().params, SPECS, 5, SAMPLER)
 
 
-def test_leaves_are_served_while_others_are_copied(trainer, monkeypatch) -> None:
-    """The last leaf is copied only when those before it have been verified by the sampler."""
+def test_stages_overlap_leaf_by_leaf(monkeypatch) -> None:
+    """The trainer copies its last leaf when the sampler has begun to copy those before it on."""
     keys = sorted(SPECS)
     num_copies = iter(range(len(keys)))
-    others_there = threading.Event()
-    copy = snapshot._to_pinned_host
+    others_went_on = threading.Event()
+    gone_on = []
+    d2h, h2d = snapshot._to_pinned_host, StagedGeneration._copied
 
     def copy_late(parts: Any) -> Any:
         if next(num_copies) == len(keys) - 1:
-            assert others_there.wait(20)
-        return copy(parts)
+            assert others_went_on.wait(20)
+        return d2h(parts)
+
+    def noted(generation: StagedGeneration, leaf: int) -> Any:
+        gone_on.append(leaf)
+        if len(gone_on) == len(keys) - 1:
+            others_went_on.set()
+        return h2d(generation, leaf)
 
     monkeypatch.setattr(snapshot, "_to_pinned_host", copy_late)
-    # Chunks within a leaf: one that is shared with the last leaf would wait for it. That a copy has
-    # ended is noticed when the next but one begins, at the latest.
+    monkeypatch.setattr(StagedGeneration, "_copied", noted)
+    # A chunk of the last leaf has no part of another one.
     specs = {key: oracle.LeafSpec((64, 32), "float32", P("tp"), P("fsdp")) for key in keys}
-    others_nbytes = 64 * 32 * 4 * (len(keys) - 2)
-    like = oracle.like(specs, SAMPLER)
-    with connect(trainer, like=like, chunk_nbytes=4096) as sampler, ThreadPoolExecutor() as pool:
+    with (
+        tsr.connect_trainer(d2h_window_nbytes=1, **STAGED) as trainer,
+        connect(trainer, like=oracle.like(specs, SAMPLER), chunk_nbytes=4096) as sampler,
+    ):
         params = oracle.params(specs, TRAINER, 1)
-        publishing = pool.submit(tsr.sync_weights, params, to=trainer, version=1)
-        while progress_nbytes(sampler) < others_nbytes:
-            assert not publishing.done()
-        others_there.set()
+        assert tsr.sync_weights(params, to=trainer, version=1).version == 1
         oracle.assert_equal(sampler.sync_weights().params, specs, 1, SAMPLER)
-        assert publishing.result().version == 1
-
-
-def progress_nbytes(sampler: tsr.SamplerSession) -> int:
-    source = sampler._receiver._source
-    return 0 if source is None else source.fetcher.progress_nbytes()
+    assert sorted(gone_on) == list(range(len(keys)))
 
 
 def test_copy_that_fails_leaves_the_session_usable(trainer, monkeypatch) -> None:

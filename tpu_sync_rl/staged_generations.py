@@ -85,8 +85,13 @@ class StagedGeneration(Generation):
             return array
         made = self._layout.leaves[leaf]
         # On a CPU what was made is an alias.
-        return jax.device_put(
-            array, made.sharding if made.device is None else None, may_alias=False
+        if made.device is not None:
+            return jax.device_put(array, may_alias=False)
+        parts = [shard.data for shard in array.addressable_shards]
+        formats = [part.format if made.key_impl is None else part.sharding for part in parts]
+        copies = jax.device_put(parts, formats, may_alias=False)
+        return jax.make_array_from_single_device_arrays(
+            array.shape, array.sharding, copies, dtype=array.dtype
         )
 
     def _land(self, leaf: int, array: jax.Array) -> None:
