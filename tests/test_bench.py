@@ -136,6 +136,19 @@ def test_wire_measures_and_writes_every_sample(tmp_path):
     assert written["settings"]["trainer_mesh"] == "1x4"
 
 
+@pytest.mark.end_to_end
+def test_wire_tells_how_long_the_copies_of_staged_versions_took(tmp_path):
+    figures = measured(
+        tmp_path,
+        *("wire", "--model=one-big", "--nbytes=2000000", "--rounds=1", "--staging=pinned_host"),
+    )
+    by_name = {figure["name"].strip(): figure for figure in figures}
+    stages = [by_name[stage]["median"] for stage in ("d2h", "wire", "h2d")]
+    whole = by_name["whole call, in seconds"]
+    assert all(0 < stage_s < whole["median"] for stage_s in stages)
+    assert whole["of_limit"] == whole["median"] / max(stages)
+
+
 WRONG = """
 from tpu_sync_rl.bench import models
 make = models.make_params

@@ -131,6 +131,12 @@ class Sync:
         return max(float(s.report["seconds"][stage]) for s in self.samplers)
 
     @property
+    def copies_s(self) -> Mapping[str, float]:
+        """Seconds of the copies before and behind the wire, and of the wire; where it is staged."""
+        d2h_s = max(float(s.report["local"]["seconds"]["d2h"]) for s in self.trainers)
+        return {"d2h": d2h_s, "wire": self.stage_s("wire"), "h2d": self.stage_s("h2d")}
+
+    @property
     def pin_s(self) -> float:
         """Seconds until the trainer's buffers were found and pinned, in the slowest process."""
         return max(float(s.report["local"]["seconds"]["pin"]) for s in self.trainers)
@@ -151,6 +157,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--same_host", default="tcp", choices=["tcp", "auto"])
     parser.add_argument("--verify", default="wire", choices=["off", "wire", "full"])
+    parser.add_argument("--staging", default="auto", choices=["auto", "direct", "pinned_host"])
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
@@ -158,6 +165,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "same_host": args.same_host,
         "verify": args.verify,
+        "staging": args.staging,
         "streams_per_rail": args.streams,
         "chunk_nbytes": args.chunk_nbytes,
         "congestion": args.congestion,

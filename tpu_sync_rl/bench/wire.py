@@ -1,7 +1,8 @@
 """`bench wire`: whole calls of sync_weights between separate programs over loopback TCP.
 
 Steady state: the first two versions are not counted. Each round measures raw sockets, memcpy and
-one version, one after the other, so that a noisy machine treats them alike.
+one version, one after the other, so that a noisy machine treats them alike. With
+`--staging=pinned_host` copies between devices and host memory come before and behind the wire.
 
 Between two hosts, the same command runs on both, with the same options, and the same token in
 TSR_TOKEN or TSR_TOKEN_FILE: one with `--role=trainer`, which prints the table, and one with
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> None:
         Row(Figure("whole call", [x.nbytes / x.call_s / 1e9 for x in moved]), sockets),
         Row(Figure("wire phase", [x.nbytes / x.stage_s("wire") / 1e9 for x in moved]), sockets),
         *_verify_rows(args, moved, memcpy),
+        *_stage_rows(args, moved),
         Row(sockets),
         Row(memcpy),
         Row(Figure("pause of a sampler", [x.pause_s * 1e3 for x in moved], "ms")),
@@ -102,6 +104,18 @@ def _verify_rows(args: argparse.Namespace, moved: Sequence[Sync], memcpy: Figure
         return []
     speeds = [x.nbytes / x.stage_s("verify") / 1e9 for x in moved]
     return [Row(Figure("verify phase", speeds), memcpy)]
+
+
+def _stage_rows(args: argparse.Namespace, moved: Sequence[Sync]) -> list[Row]:
+    """How long each stage was under way, and the whole over the slowest of them, where staged."""
+    if args.staging != "pinned_host":
+        return []
+    stages = [x.copies_s for x in moved]
+    slowest = Figure("slowest stage", [max(x.values()) for x in stages], "s")
+    return [
+        Row(Figure("whole call, in seconds", [x.call_s for x in moved], "s"), slowest),
+        *(Row(Figure(f"  {name}", [x[name] for x in stages], "s")) for name in stages[0]),
+    ]
 
 
 def _settings(args: argparse.Namespace, case: Case) -> Settings:
