@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import oracle
 import programs
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import tpu_sync_rl as tsr
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
@@ -168,3 +169,22 @@ def alone(*, side: str, done_file: str) -> Any:
     finally:
         programs.write_file(Path(done_file), "done")
     return None
+
+
+def agent_client() -> Any:
+    """Syncs from the devices of process 0 to those of process 1 and back; what arrived."""
+    devices = np.array(jax.devices()).reshape(2, 2)
+    first, second = (NamedSharding(Mesh(half, ("x",)), P("x")) for half in devices)
+    arrived = []
+    for source, sink, value in ((first, second, 1.0), (second, first, 2.0)):
+        data = np.full((8,), value, np.float32)
+        array = jax.make_array_from_callback(
+            (8,), source, lambda i, data=data: data[i], dtype=data.dtype
+        )
+        synced = tsr.sync_weights({"w": array}, to=sink, agent="colocated")["w"]
+        assert synced.sharding == sink
+        for shard in synced.addressable_shards:
+            assert (np.asarray(shard.data) == value).all()
+        arrived.append(value)
+    tsr.release_memory()
+    return arrived

@@ -63,7 +63,9 @@ FLOORS = (
     ("agent",),
     ("agent_calls",),
     ("agent_trainer", "agent_sampler"),
-    ("connect", "sync"),
+    ("connect",),
+    ("agent_client",),
+    ("sync",),
     # top
     ("__init__",),
     ("flags",),

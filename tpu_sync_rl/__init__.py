@@ -21,11 +21,11 @@ if TYPE_CHECKING:
         SyncTimeoutError,
         VersionError,
     )
-    from tpu_sync_rl.one_client import explain, release_memory
+    from tpu_sync_rl.one_client import explain
     from tpu_sync_rl.plan import Plan
     from tpu_sync_rl.report import Report
     from tpu_sync_rl.sampler import SamplerSession
-    from tpu_sync_rl.sync import sync_weights
+    from tpu_sync_rl.sync import release_memory, sync_weights
     from tpu_sync_rl.sync_handle import SyncHandle
     from tpu_sync_rl.tls import TLS
     from tpu_sync_rl.trainer import TrainerSession
@@ -46,12 +46,12 @@ _HOMES = {
         "SyncTimeoutError",
         "VersionError",
     ),
-    "one_client": ("explain", "release_memory"),
+    "one_client": ("explain",),
     "plan": ("Plan",),
     "report": ("Report",),
     "sampler": ("SamplerSession",),
+    "sync": ("release_memory", "sync_weights"),
     "update": ("Update",),
-    "sync": ("sync_weights",),
     "sync_handle": ("SyncHandle",),
     "tls": ("TLS",),
     "trainer": ("TrainerSession",),

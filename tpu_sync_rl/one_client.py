@@ -16,7 +16,7 @@ from tpu_sync_rl.buffers import Aliases, LocalShards, computed
 from tpu_sync_rl.errors import PlanError
 from tpu_sync_rl.generation_layout import GenerationLayout
 from tpu_sync_rl.generations import NUM_THREADS, ResultPool
-from tpu_sync_rl.manifest import Rename, Sides, match, renamed
+from tpu_sync_rl.manifest import Pair, Rename, Sides, match, renamed
 from tpu_sync_rl.plan import Plan, make_plan
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
 from tpu_sync_rl.transport import shard_directory
@@ -78,14 +78,7 @@ def sync_weights(params: Any, *, to: Any, rename: Rename = None, cast: bool = Fa
 
 
 def release_memory() -> None:
-    """Gives the memory of dead `sync_weights` results back to the system. Living ones stay.
-
-    Any thread may call.
-
-    Example:
-        >>> import tpu_sync_rl as tsr
-        >>> tsr.release_memory()
-    """
+    """Gives the memory of dead `sync_weights` results back to the system. Living ones stay."""
     _results.release()
 
 
@@ -141,10 +134,7 @@ def _route(
     params: Any, leaves: list[Any], treedef: Any, to: Any, rename: Rename, cast: bool
 ) -> _Route:
     """The route for leaves like these, made once and remembered."""
-    targets, to_treedef = jax.tree.flatten(to)
-    asked = tuple(_asked(target) for target in targets)
-    renaming = None if rename is None else tuple(renamed(x, rename) for x in flatten(params)[0])
-    key = (treedef, signature(leaves), to_treedef, asked, signature(targets), renaming, cast)
+    key = route_key(params, leaves, treedef, to, rename, cast)
     with _routes_lock:
         route = _routes.get(key)
         if route is not None:
@@ -158,6 +148,16 @@ def _route(
     return route
 
 
+def route_key(
+    params: Any, leaves: list[Any], treedef: Any, to: Any, rename: Rename, cast: bool
+) -> Hashable:
+    """Equal for calls that move leaves alike from and to the same places."""
+    targets, to_treedef = jax.tree.flatten(to)
+    asked = tuple(_asked(target) for target in targets)
+    renaming = None if rename is None else tuple(renamed(x, rename) for x in flatten(params)[0])
+    return treedef, signature(leaves), to_treedef, asked, signature(targets), renaming, cast
+
+
 def _asked(target: Any) -> Hashable:
     """What a leaf of `to` asks for beyond its signature: it is a sharding, or has a layout."""
     return target if isinstance(target, Sharding) else getattr(target, "format", None)
@@ -165,14 +165,8 @@ def _asked(target: Any) -> Hashable:
 
 def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
     process = jax.process_index()
-    source = shard_table(*flatten(params)[:2], wanted=False, one_client=True)
-    keys, likes, treedef = flatten(_likes(params, to, rename))
-    sink = shard_table(keys, likes, wanted=True, one_client=True)
-    pairs, differences = match(
-        source.manifest, sink.manifest, rename=rename, cast=cast, sides=_SIDES
-    )
-    if differences:
-        raise ValueError("params and to differ:\n" + "\n".join(differences))
+    source, sink, pairs, like = matched(params, to, rename, cast)
+    _, likes, treedef = flatten(like)
     try:
         plan = make_plan(
             source.manifest, sink.manifest, pairs, process=process, chunk_nbytes=_CHUNK_NBYTES
@@ -187,6 +181,25 @@ def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
     shards = LocalShards.of(source, process)
     layout = GenerationLayout.of(sink, likes, process=process, commit=True)
     return _Route(plan, source, shards, shard_directory(shards), layout, sink.order, treedef)
+
+
+def matched(
+    params: Any, to: Any, rename: Rename, cast: bool
+) -> tuple[ShardTable, ShardTable, list[Pair], Any]:
+    """Both ends, which leaf of the one becomes which of the other, and what results are like.
+
+    Raises:
+        ValueError, TypeError: as `sync_weights` does.
+    """
+    source = shard_table(*flatten(params)[:2], wanted=False, one_client=True)
+    like = _likes(params, to, rename)
+    sink = shard_table(*flatten(like)[:2], wanted=True, one_client=True)
+    pairs, differences = match(
+        source.manifest, sink.manifest, rename=rename, cast=cast, sides=_SIDES
+    )
+    if differences:
+        raise ValueError("params and to differ:\n" + "\n".join(differences))
+    return source, sink, pairs, like
 
 
 def _likes(params: Any, to: Any, rename: Rename) -> Any:

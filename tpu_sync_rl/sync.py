@@ -1,11 +1,15 @@
 """`sync_weights` for whatever is on the other side: another mesh, or a session."""
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard, overload
 
+import jax
+
 from tpu_sync_rl import one_client
+from tpu_sync_rl.colocated import are_remote
 from tpu_sync_rl.manifest import Rename
-from tpu_sync_rl.options import Wait
+from tpu_sync_rl.options import AgentChoice, Wait, check_choice
 from tpu_sync_rl.report import Report
 
 if TYPE_CHECKING:
@@ -36,7 +40,9 @@ def sync_weights(
 
 
 @overload
-def sync_weights(params: Any, *, to: Any, rename: Rename = None, cast: bool = False) -> Any: ...
+def sync_weights(
+    params: Any, *, to: Any, rename: Rename = None, cast: bool = False, agent: AgentChoice = "auto"
+) -> Any: ...
 
 
 def sync_weights(
@@ -48,12 +54,14 @@ def sync_weights(
     timeout: float | None = None,
     rename: Rename = None,
     cast: bool = False,
+    agent: AgentChoice = "auto",
 ) -> Any:
     """Brings `params` to where they are sampled from.
 
     With a `TrainerSession` as `to`, publishes them as `TrainerSession.sync_weights` does, and
     returns its Report or SyncHandle. With anything else, returns them as new arrays on another
-    mesh of this JAX client: see `one_client.sync_weights`.
+    mesh of this JAX client: see `one_client.sync_weights`. Where their devices belong to other
+    processes, as under Pathways, agents there do it, as `agent` of `connect_trainer` says.
 
     Example:
         >>> import jax, numpy as np, tpu_sync_rl as tsr
@@ -69,12 +77,41 @@ def sync_weights(
         TypeError: an option that the other kind of `to` takes.
     """
     if _is_session(to):
-        if rename is not None or cast:
-            raise TypeError("rename= and cast= are the samplers': pass them to connect_sampler")
+        if rename is not None or cast or agent != "auto":
+            raise TypeError(
+                "rename= and cast= are the samplers': pass them to connect_sampler, and agent= to "
+                "both connect_*"
+            )
         return to.sync_weights(params, version=version, wait=wait, timeout=timeout)
     if version is not None or wait != "received" or timeout is not None:
         raise TypeError("version=, wait= and timeout= need a TrainerSession as `to`")
+    check_choice("agent", agent, "auto", "process", "colocated")
+    if agent == "colocated" or (agent == "auto" and _are_elsewhere(params)):
+        # It takes gRPC along, which one client does without elsewhere.
+        by_agents = importlib.import_module("tpu_sync_rl.agent_client")
+        return by_agents.sync_weights(params, to=to, rename=rename, cast=cast)
     return one_client.sync_weights(params, to=to, rename=rename, cast=cast)
+
+
+def release_memory() -> None:
+    """Gives the memory of dead `sync_weights` results back to the system. Living ones stay.
+
+    Any thread may call.
+
+    Example:
+        >>> import tpu_sync_rl as tsr
+        >>> tsr.release_memory()
+    """
+    one_client.release_memory()
+    by_agents = sys.modules.get("tpu_sync_rl.agent_client")
+    if by_agents is not None:
+        by_agents.release_memory()
+
+
+def _are_elsewhere(params: Any) -> bool:
+    leaves = jax.tree.leaves(params)
+    # They are of one client, whose devices belong to this process, or not.
+    return bool(leaves) and isinstance(leaves[0], jax.Array) and are_remote(leaves[0].devices())
 
 
 def _is_session(to: Any) -> "TypeGuard[TrainerSession]":
