@@ -35,7 +35,8 @@ FLOORS = (
     ("generation_layout", "listener"),
     ("generations",),
     ("staging", "verification"),
-    ("snapshot", "staged_generations"),
+    ("snapshot", "device_memory"),
+    ("staged_generations",),
     # control
     ("messages", "long_messages", "keepalive"),
     ("greeting",),

@@ -15,6 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 import tpu_sync_rl as tsr
 from tpu_sync_rl import snapshot
+from tpu_sync_rl.device_memory import DeviceMemory
+from tpu_sync_rl.generation_layout import GenerationLayout
+from tpu_sync_rl.shard_table import shard_table
 from tpu_sync_rl.staged_generations import StagedGeneration
 
 pytestmark = pytest.mark.end_to_end
@@ -244,7 +247,7 @@ def test_version_without_room_takes_that_of_the_current_one_within_the_call(trai
         tsr.sync_weights(weights(2), to=trainer)
         (received,) = sampler._receiver._prepared.values()
         assert received.leaves is None
-        with pytest.raises(tsr.SyncError, match="needs 8192 bytes more than max_device_nbytes"):
+        with pytest.raises(tsr.SyncError, match="needs 8192 bytes more than max_device_nbytes on"):
             sampler.sync_weights()
         assert sampler.current is update
         assert set(np.asarray(update.params["a"]).tolist()) == {1.0}
@@ -252,3 +255,28 @@ def test_version_without_room_takes_that_of_the_current_one_within_the_call(trai
         update = sampler.sync_weights()  # the same version, which waited
         assert update.version == 2 and update.report.local.seconds["h2d"] > 0
         assert set(np.asarray(update.params["a"]).tolist()) == {2.0}
+
+
+def test_version_that_waits_comes_before_those_behind_it() -> None:
+    like = weights(0)
+    table = shard_table(["a", "b"], [like["a"], like["b"]], wanted=True)
+    layout = GenerationLayout.of(table, [like["a"], like["b"]], process=0)
+    memory = DeviceMemory(layout, 16384)
+    first, second, third = Copier(), Copier(), Copier()
+    assert memory.is_free_for(first)
+    memory.took(first, older := list(weights(1).values()))
+    assert memory.is_free_for(second)
+    memory.took(second, newer := list(weights(2).values()))
+    assert not memory.is_free_for(third)
+    del newer
+    assert not memory.is_free_for(Copier())  # the third one waits
+    memory.check_swap()
+    memory.took(third, newer := list(weights(3).values()))
+    with pytest.raises(tsr.SyncError, match="8192 bytes more than max_device_nbytes"):
+        memory.check_swap()
+    del older, newer
+    assert memory.is_free_for(Copier())
+
+
+class Copier:
+    """Stands for a generation: only that it lives counts."""

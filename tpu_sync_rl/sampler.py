@@ -196,6 +196,8 @@ class SamplerSession:
             ManifestError: what the trainer has does not fit `like`; names every differing key.
             JobEndedError: the trainer closed the job, and its last version has been taken.
             VersionError: a newer session took this process's place.
+            SyncError: the version does not fit within `max_device_nbytes` while the application
+                holds older arrays. It waits for the next call; `current` stays if it is held.
         """
         timeout_s = checked_timeout(timeout, self._options.timeout_s)
         if min_version is not None:
@@ -322,15 +324,12 @@ class SamplerSession:
         assert isinstance(self._pool, StagedPool)
         former = None if self._current is None else weakref.ref(self._current)
         self._current = None
-        missing_nbytes = self._pool.device_memory.missing_nbytes()
-        if missing_nbytes > 0:
+        try:
+            self._pool.device_memory.check_swap()
+        except SyncError:
             self._current = None if former is None else former()
             self._receiver.put_back(received)
-            raise SyncError(
-                f"version {received.held.version} needs {missing_nbytes} bytes more than "
-                "max_device_nbytes on a device: the application holds arrays of former versions; "
-                "let go of them, and of their Update, before the call"
-            )
+            raise
         leaves = received.generation.arrays()
         assert isinstance(received.generation, StagedGeneration)
         received.stats.seconds["h2d"] = received.generation.trace(

@@ -1,8 +1,6 @@
-"""Versions of a sampler that go on from host memory to its devices, and the room for them there."""
+"""Versions of a sampler that go on from host memory to its devices, leaf by leaf."""
 
 import contextlib
-import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import jax
 
 from tpu_sync_rl._native import HostMemory
+from tpu_sync_rl.device_memory import DeviceMemory
 from tpu_sync_rl.generation_layout import GenerationLayout
 from tpu_sync_rl.generations import Generation, GenerationPool
 from tpu_sync_rl.options import Staging
@@ -30,7 +29,7 @@ class StagedGeneration(Generation):
         on_free: Callable[[Any], object],
         *,
         window_nbytes: int,
-        device_memory: "DeviceMemory",
+        device_memory: DeviceMemory,
     ) -> None:
         """As a Generation; at most `window_nbytes` of copies are under way at a time."""
         super().__init__(layout, memory, on_free)
@@ -50,7 +49,7 @@ class StagedGeneration(Generation):
     def verified(self, leaves: Iterable[int]) -> None:
         """Begins H2D of leaves whose bytes are all there; waits where too much is under way."""
         if self._waits_for_swap is None:
-            self._waits_for_swap = self._device_memory.missing_nbytes() > 0
+            self._waits_for_swap = not self._device_memory.is_free_for(self)
         if not self._waits_for_swap:
             self._begin(leaves)
         self._window.look()
@@ -60,7 +59,7 @@ class StagedGeneration(Generation):
         self._begin(range(len(self._begun)))
         self._window.finish()
         arrays: list[Any] = self._arrays
-        self._device_memory.took(arrays)
+        self._device_memory.took(self, arrays)
         self._arrays = []
         del self._root
         return arrays
@@ -74,10 +73,10 @@ class StagedGeneration(Generation):
     def _begin(self, leaves: Iterable[int]) -> None:
         for leaf in leaves:
             if not self._begun[leaf]:
-                self._begun[leaf] = True
                 nbytes = self._layout.nbytes_of(leaf)
                 copied, landed = partial(self._copied, leaf), partial(self._land, leaf)
                 self._window.begin(nbytes, copied, landed)
+                self._begun[leaf] = True
 
     def _copied(self, leaf: int) -> Any:
         array: Any = self._made(leaf, must_alias=False)
@@ -96,50 +95,6 @@ class StagedGeneration(Generation):
 
     def _land(self, leaf: int, array: jax.Array) -> None:
         self._arrays[leaf] = array
-
-
-class DeviceMemory:
-    """What the arrays of a sampler's versions take on its devices, held against a limit.
-
-    One thread at a time.
-    """
-
-    def __init__(self, layout: GenerationLayout, most_nbytes: int | None) -> None:
-        """Allows `most_nbytes` on each device; any number where that is None.
-
-        Raises:
-            ValueError: not even one version fits.
-        """
-        self._most_nbytes = most_nbytes
-        self._of_leaf = [
-            (leaf.devices, layout.shard_nbytes_of(index))
-            for index, leaf in enumerate(layout.leaves)
-        ]
-        self._taken: list[tuple[int, weakref.ref[Any]]] = []  # leaf and array
-        nbytes = max(self._used().values(), default=0)
-        num_fitting("a version on a device", nbytes, "max_device_nbytes", most_nbytes, 1)
-
-    def missing_nbytes(self) -> int:
-        """How much is missing for one more version on the fullest device."""
-        if self._most_nbytes is None:
-            return 0
-        return max(0, max(self._used().values(), default=0) - self._most_nbytes)
-
-    def took(self, arrays: Sequence[Any]) -> None:
-        """The arrays of a version are there; they count while somebody holds them."""
-        if self._most_nbytes is not None:
-            alive = [(leaf, array) for leaf, array in self._taken if array() is not None]
-            self._taken = alive + [(leaf, weakref.ref(x)) for leaf, x in enumerate(arrays)]
-
-    def _used(self) -> Counter[Any]:
-        """Bytes on each device with one more version."""
-        used: Counter[Any] = Counter()
-        alive = [leaf for leaf, array in self._taken if array() is not None]
-        for leaf in [*range(len(self._of_leaf)), *alive]:
-            devices, nbytes = self._of_leaf[leaf]
-            for device in devices:
-                used[device] += nbytes
-        return used
 
 
 class StagedPool(GenerationPool):
