@@ -133,7 +133,8 @@ def idle_sampler(*, address: str, replica: str, ready_file: str) -> Any:
     ) as session:
         update = session.sync_weights()
         assert update is not None
-        programs.write_file(Path(ready_file), str(update.version))
+        if jax.process_index() == 0:
+            programs.write_file(Path(ready_file), str(update.version))
         time.sleep(120)
 
 

@@ -86,12 +86,29 @@ def test_late_replica_reads_what_the_trainer_no_longer_has(trainer, taken):
         publish_and_delete(trainer, 3)
         if taken:
             early.sync_weights()
-        with connect(trainer.coordinator, "late", OTHER) as late:
+        with connect(trainer.coordinator, "late", OTHER, verify="full") as late:
             update = late.sync_weights()
             assert (update.version, update.incarnation) == (3, trainer.incarnation)
             oracle.assert_equal(update.params, SPECS, 3, OTHER)
         publish_and_delete(trainer, 4)
         oracle.assert_equal(early.sync_weights().params, SPECS, 4, SAMPLER)
+
+
+def test_holder_of_two_processes_serves_from_both(trainer, tmp_path):
+    with Program(
+        "idle_sampler",
+        processes=2,
+        devices=2,
+        address=trainer.coordinator,
+        replica="early",
+        ready_file=str(tmp_path / "ready"),
+    ):
+        params = oracle.params(SPECS, TRAINER, 6)
+        tsr.sync_weights(params, to=trainer, version=6)
+        wait_for_file(tmp_path / "ready")
+        delete(params)
+        with connect(trainer.coordinator, "late", OTHER) as late:
+            oracle.assert_equal(late.sync_weights().params, SPECS, 6, OTHER)
 
 
 def test_replica_that_donated_its_params_serves_nothing(trainer):
