@@ -482,6 +482,19 @@ def test_interrupted_call_announces_nothing(trainer, computed):
         oracle.assert_equal(sampler.current.params, SPECS, 2, SAMPLER)
 
 
+def test_timeout_says_that_older_params_leave_no_memory(trainer):
+    with connect(trainer, max_generations=2) as sampler:
+        held = []
+        for version in (1, 2):
+            publish(trainer, version)
+            held.append(sampler.sync_weights())
+        publish(trainer, 3, wait=None)
+        with pytest.raises(tsr.SyncTimeoutError, match="older params in all of max_generations"):
+            sampler.sync_weights(timeout=1)
+        held.clear()
+        assert sampler.sync_weights().version == 3
+
+
 def test_fencing_ends_a_publish_that_waits_for_a_pin(trainer, pool):
     with connect(trainer, max_generations=2) as sampler:
         held = []

@@ -98,6 +98,7 @@ class Receiver:
         self._abandoned: Held | None = None
         self._wanted: Fetch | None = None  # the last one told of
         self._newest_incarnation = ""
+        self._lacks_memory = False
         self._closed = False
         self._source: Feed | None = None
         self._planned_s = 0.0  # until a version came of it
@@ -134,6 +135,15 @@ class Receiver:
             return None
         theirs = source.plan.source.leaves
         return [theirs[pair.source_leaf].key for pair in source.plan.pairs]
+
+    def explained(self, text: str) -> str:
+        """`text` on why a call got nothing, and what only this process knows of it."""
+        if not self._lacks_memory:
+            return text
+        return (
+            f"{text}; process {self._process} has no memory for it: the application still holds "
+            "older params in all of max_generations"
+        )
 
     def put_back(self, received: Received) -> None:
         """Takes back what `take` handed over, for another call."""
@@ -315,6 +325,7 @@ class Receiver:
     def _free_generation(self, fetch: Fetch) -> Generation:
         while True:
             generation = self._pool.acquire(_POLL_S)
+            self._lacks_memory = generation is None
             if generation is not None:
                 return generation
             self.on_shortage()

@@ -296,7 +296,7 @@ class SamplerSession:
         if outcome.error == "Nothing":
             return None, None
         if outcome.error:
-            return None, errors.by_name(outcome.error)(outcome.text)
+            return None, errors.by_name(outcome.error)(self._receiver.explained(outcome.text))
         held = outcome.held
         assert held is not None
         received = self._receiver.take(held)
