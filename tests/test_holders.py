@@ -80,9 +80,10 @@ def publish_and_delete(trainer: tsr.TrainerSession, version: int) -> None:
     delete(params)
 
 
+@pytest.mark.parametrize("staging", ["direct", "pinned_host"])
 @pytest.mark.parametrize("taken", [True, False])
-def test_late_replica_reads_what_the_trainer_no_longer_has(trainer, taken):
-    with connect(trainer.coordinator, "early") as early:
+def test_late_replica_reads_what_the_trainer_no_longer_has(trainer, taken, staging):
+    with connect(trainer.coordinator, "early", staging=staging) as early:
         publish_and_delete(trainer, 3)
         if taken:
             early.sync_weights()
