@@ -115,6 +115,18 @@ def test_version_that_was_let_go_is_taken_again_while_its_arrays_live(pins, expo
     assert exporter.published == {1} and pins.versions == [1]
 
 
+def test_newest_version_is_taken_again_though_an_older_one_was_let_go_later(
+    pins, exporter, answers
+):
+    for version in (1, 2):
+        pins.pin(version, RecordingAliases())
+    for version in (2, 1):
+        pins.let_go(version)
+    pins.on_pins(Pins(version=2, sinks=[7], ask=3))
+    until(lambda: answers == [PinsKept(2, 3, True)])
+    assert exporter.published == {2}
+
+
 def test_version_whose_arrays_are_gone_is_not_taken_again(pins, exporter, answers):
     aliases = RecordingAliases()
     pins.pin(1, aliases)

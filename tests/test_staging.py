@@ -2,6 +2,7 @@
 
 import json
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,6 +133,26 @@ def test_stages_overlap_leaf_by_leaf(monkeypatch) -> None:
     assert sorted(gone_on) == list(range(len(keys)))
 
 
+def test_of_snapshots_the_newest_alone_is_kept_and_goes_with_the_session(monkeypatch) -> None:
+    snapshots: list[list[weakref.ref[Any]]] = []
+    d2h = snapshot._to_pinned_host
+
+    def noted(parts: Any) -> Any:
+        copies = d2h(parts)
+        snapshots[-1] += [weakref.ref(copy) for copy in copies]
+        return copies
+
+    monkeypatch.setattr(snapshot, "_to_pinned_host", noted)
+    with tsr.connect_trainer(**STAGED) as trainer, connect(trainer) as sampler:
+        for version in (1, 2, 3):
+            snapshots.append([])
+            publish(trainer, version)
+            sampler.sync_weights()
+        alive = [[copy() is not None for copy in copies] for copies in snapshots]
+        assert [any(copies) for copies in alive] == [False, False, True]
+    assert not any(copy() for copies in snapshots for copy in copies)
+
+
 def test_copy_that_fails_leaves_the_session_usable(trainer, monkeypatch) -> None:
     with connect(trainer) as sampler:
         publish(trainer, 1)
@@ -143,7 +164,8 @@ def test_copy_that_fails_leaves_the_session_usable(trainer, monkeypatch) -> None
         oracle.assert_equal(sampler.sync_weights().params, SPECS, 3, SAMPLER)
 
 
-def test_nothing_compiles_again(trainer) -> None:
+@pytest.mark.parametrize("staging", ["direct", "pinned_host"])
+def test_nothing_compiles_again(staging: Any) -> None:
     sharding = NamedSharding(SAMPLER, P(None, "tp"))
     like = {
         "w": jax.device_put(jnp.zeros((8, 8)), sharding),
@@ -162,7 +184,10 @@ def test_nothing_compiles_again(trainer) -> None:
 
     jitted = {key: like[key] for key in ("w", "b")}
     apply(jitted)
-    with connect(trainer, like=like) as sampler:
+    with (
+        tsr.connect_trainer(timeout=20, staging=staging) as trainer,
+        connect(trainer, like=like, staging=staging) as sampler,
+    ):
         for version in (1, 2):
             params = jax.tree.map(lambda x, value=version: x + value, like)
             tsr.sync_weights(params, to=trainer, version=version)

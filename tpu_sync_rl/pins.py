@@ -109,7 +109,8 @@ class PinnedVersions:
         self._exporter.withdraw(version)
         aliases.drop_all()
         with self._changed:
-            if not self._pinned or version > max(self._pinned):
+            newer = [] if self._newest is None else [self._newest[0]]
+            if version > max([*self._pinned, *newer], default=-1):
                 self._newest = (version, aliases)
             self._changed.notify_all()
 
@@ -121,6 +122,7 @@ class PinnedVersions:
         self._thread.join()
         for version in self.versions:
             self.let_go(version)
+        self._newest = None
 
     def _run(self) -> None:
         while True:
