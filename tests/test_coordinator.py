@@ -96,11 +96,13 @@ def test_stop_frees_the_port_and_may_be_called_twice():
     again.stop()
 
 
-def test_it_ends_with_a_parent_that_is_killed():
+@pytest.mark.parametrize("stop", ["", "os.kill(process._process.pid, signal.SIGSTOP)"])
+def test_it_ends_with_a_parent_that_is_killed(stop):
     code = (
-        "import time\n"
+        "import os, signal, time\n"
         "from tpu_sync_rl.coordinator_process import start_coordinator\n"
         "process = start_coordinator('127.0.0.1', 0, token=b'', peer_timeout=10, insecure=False)\n"
+        f"{stop}\n"
         "print(process.address, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -185,6 +187,16 @@ def test_another_takes_the_place_of_one_that_is_killed(caplog):
         process.stop()
     told = [record for record in caplog.records if "started again" in record.getMessage()]
     assert [record.job for record in told] == ["policy"] * 2
+
+
+def test_another_takes_the_place_of_one_that_is_stopped():
+    process = start_coordinator("127.0.0.1", 0, token=TOKEN, peer_timeout=1, insecure=False)
+    try:
+        with SamplerSession(process.address) as sampler:
+            os.kill(process._process.pid, signal.SIGSTOP)
+            sampler.wait_for(SamplerJoined, 2)
+    finally:
+        process.stop()
 
 
 # --- handshakes and strangers

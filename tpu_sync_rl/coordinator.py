@@ -8,9 +8,11 @@ It imports no JAX.
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -29,6 +31,7 @@ from tpu_sync_rl.options import (
 from tpu_sync_rl.tls import TLS, check_tls
 
 _PARENT_POLL_S = 0.2
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 _DESCRIPTION = """\
 Runs a coordinator until it is interrupted. Trainers and samplers connect to it and take their
@@ -41,6 +44,11 @@ that TSR_TOKEN_FILE names. Without one it listens on loopback alone.
 example:
   TSR_TOKEN=secret python -m tpu_sync_rl.coordinator --address=0.0.0.0:8476
 """
+
+
+def _die_with_parent() -> None:
+    """Has the kernel kill this process with the thread that started it, even if it is stopped."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end_with(parent: int) -> None:
@@ -126,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     most_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_fds, most_fds))
     if arguments.parent is not None:
+        _die_with_parent()
         watch = threading.Thread(target=_end_with, args=(arguments.parent,), daemon=True)
         watch.start()
     try:

@@ -9,15 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
-from tpu_sync_rl.options import check_exposure, join_address, split_address
+from tpu_sync_rl.options import check_exposure, join_address
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.tls import TLS, Files, check_tls
 
 _START_S = 30.0
+_LOOK_S = 1.0  # from one look at whether it is stopped to the next
 _STOP_S = 1.0
 _FIRST_PAUSE_S = 0.05  # before it is started again
 _MOST_PAUSE_S = 2.0
@@ -26,8 +28,8 @@ _MOST_PAUSE_S = 2.0
 class CoordinatorProcess:
     """A coordinator in a child process, bound to the life of this one. See `start_coordinator`.
 
-    When the child dies before `stop`, a thread starts another at the same address: clients find it
-    there and tell it what it has to know.
+    When the child dies before `stop`, or is stopped for too long, a thread starts another at the
+    same address: clients find it there and tell it what it has to know.
 
     Attributes:
         address: where it listens, "host:port".
@@ -40,66 +42,102 @@ class CoordinatorProcess:
         port: int,
         token: bytes,
         log: SessionLog,
+        *,
+        patience_s: float,
         deadline: float,
     ) -> None:
         """Starts the first child and waits until it listens; raises as `start_coordinator` does."""
         self._command = list(command)
         self._environment = _child_environment(token)
         self._host = host
+        self._patience_s = patience_s
         self._log = log
         self._stopped = threading.Event()
         self._starting = threading.Lock()  # held while there might be a child that nobody knows
-        self._process, ready_fd = self._spawn(port)
+        self._process: subprocess.Popen[bytes] | None = None
+        listening: Future[int] = Future()
+        # The child is bound to the thread that starts it, and that one to this process.
+        threading.Thread(
+            target=self._run,
+            args=(port, deadline, listening),
+            name="tsr-coordinator-watch",
+            daemon=True,
+        ).start()
         try:
-            self.address = join_address(host, _listening_port(ready_fd, deadline))
+            self.address = join_address(host, listening.result())
         except BaseException:
             self.stop()
             raise
-        self._watch = threading.Thread(target=self._run, name="tsr-coordinator-watch", daemon=True)
-        self._watch.start()
 
     def stop(self) -> None:
         """Ends the process and waits for its end; its port is free then. Idempotent."""
         with self._starting:
             self._stopped.set()
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_S)
+            process = self._process
+        if process is None:
             return
-        self._process.kill()
-        self._process.wait()
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)
+            return
+        process.kill()
+        process.wait()
 
-    def _run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+    def _run(self, port: int, deadline: float, listening: "Future[int]") -> None:
+        try:
+            process, ready_fd = self._spawn(port)
+            port = _listening_port(ready_fd, deadline)
+        except BaseException as error:
+            listening.set_exception(error)
+            return
+        listening.set_result(port)
+        address, pause_s = join_address(self._host, port), _FIRST_PAUSE_S
         while True:
-            code = self._process.wait()
+            code = self._end_of(process)
             if self._stopped.wait(pause_s):
                 return
-            self._log.warning(f"coordinator {self.address} ended with {code}; it is started again")
-            with self._starting:
-                if self._stopped.is_set():
-                    return
-                self._process, ready_fd = self._spawn(split_address(self.address)[1])
+            self._log.warning(f"coordinator {address} ended with {code}; it is started again")
             try:
+                process, ready_fd = self._spawn(port)
                 _listening_port(ready_fd, time.monotonic() + _START_S)
                 pause_s = _FIRST_PAUSE_S
             except SyncError as error:
+                if self._stopped.is_set():
+                    return
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
-                self._log.warning(f"coordinator {self.address}: {error}")
-                self._process.kill()
+                self._log.warning(f"coordinator {address}: {error}")
+                process.kill()
+
+    def _end_of(self, process: "subprocess.Popen[bytes]") -> int:
+        """Waits for a child to end, and returns its code; kills it where somebody stopped it."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and somebody saw that
+            pidfd = os.pidfd_open(process.pid)
+            try:
+                runs_at = time.monotonic()  # seen last
+                while not select.select([pidfd], [], [], _LOOK_S)[0]:
+                    if not _is_stopped(process.pid):
+                        runs_at = time.monotonic()
+                    elif time.monotonic() - runs_at > self._patience_s:
+                        process.kill()
+            finally:
+                os.close(pidfd)
+        return process.wait()
 
     def _spawn(self, port: int) -> "tuple[subprocess.Popen[bytes], int]":
-        """A child, and the fd on which it says where it listens."""
+        """A child, and the fd on which it says where it listens. Raises SyncError once stopped."""
         read_fd, write_fd = os.pipe()
         address = join_address(self._host, port)
         try:
-            process = subprocess.Popen(
-                [*self._command, "--address", address, "--ready_fd", str(write_fd)],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[write_fd],
-                start_new_session=True,
-            )
+            with self._starting:
+                if self._stopped.is_set():
+                    raise SyncError("it is stopped")
+                process = self._process = subprocess.Popen(
+                    [*self._command, "--address", address, "--ready_fd", str(write_fd)],
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[write_fd],
+                    start_new_session=True,
+                )
         except BaseException:
             os.close(read_fd)
             raise
@@ -122,7 +160,8 @@ def start_coordinator(
     """Starts a coordinator as a child process and waits until it listens.
 
     It imports no JAX and ends within a second of this process, however that ends. Ctrl-C in a
-    terminal does not reach it. If it dies, another takes its place.
+    terminal does not reach it. If it dies, or is stopped for `peer_timeout`, another takes its
+    place.
 
     Args:
         host: name or address to listen on; without a token loopback only, unless `insecure`.
@@ -151,7 +190,22 @@ def start_coordinator(
         if path is not None:
             command += [f"--tls_{name}", os.fspath(path)]
     deadline = min(deadline, time.monotonic() + _START_S)
-    return CoordinatorProcess(command, host, port, token, SessionLog(job, None, 0), deadline)
+    return CoordinatorProcess(
+        command,
+        host,
+        port,
+        token,
+        SessionLog(job, None, 0),
+        patience_s=peer_timeout,
+        deadline=deadline,
+    )
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
 
 
 def _child_environment(token: bytes) -> dict[str, str]:
