@@ -1,7 +1,6 @@
 #include <pybind11/stl.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,16 +33,6 @@ std::shared_ptr<ShardLayout> MakeShardLayout(const std::vector<int64_t>& extents
   auto layout = std::make_shared<ShardLayout>();
   ThrowIfError(ShardLayout::Make(extents, itemsize, major_to_minor, tiles, layout.get()));
   return layout;
-}
-
-// Nothing where tiles are left.
-std::optional<std::vector<int64_t>> StridesOf(const ShardLayout& layout) {
-  if (!layout.is_strided()) return std::nullopt;
-  std::vector<int64_t> strides;
-  for (int dim = 0; dim < RankOf(layout.box()); ++dim) {
-    strides.push_back(layout.digits(dim).front().stride);
-  }
-  return strides;
 }
 
 std::unique_ptr<LocalCopy> StartCopy(const Plan& plan, const ShardDirectory& directory,
@@ -111,8 +100,7 @@ void BindMemory(py::module_& module) {
   py::class_<ShardLayout, std::shared_ptr<ShardLayout>>(module, "ShardLayout")
       .def(py::init(&MakeShardLayout), py::arg("extents"), py::arg("itemsize"),
            py::arg("major_to_minor"), py::arg("tiles"))
-      .def_property_readonly("nbytes", &ShardLayout::nbytes)
-      .def_property_readonly("strides", &StridesOf);
+      .def_property_readonly("nbytes", &ShardLayout::nbytes);
   // Reads the arrays while they are filled, hence noconvert.
   py::class_<LocalCopy>(module, "LocalCopy")
       .def(py::init(&StartCopy), py::arg("plan"), py::arg("directory"),

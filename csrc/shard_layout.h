@@ -51,8 +51,6 @@ class ShardLayout {
   std::span<const Digit> digits(int dim) const {
     return std::span(digits_).subspan(first_digit_[dim], first_digit_[dim + 1] - first_digit_[dim]);
   }
-  // Whether no tile cuts anything that is there.
-  bool is_strided() const { return first_digit_[rank_] == rank_; }
   // Whether it is one of elements of `itemsize` bytes in a box with the extents of `box`.
   bool Fits(BoxView box, int64_t itemsize) const;
 

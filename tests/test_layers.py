@@ -78,6 +78,8 @@ FLOORS = (
 FLOOR_OF = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
 USES_NATIVE = {
     "plan",
+    "buffers",
+    "snapshot",
     "generations",
     "staged_generations",
     "transport",

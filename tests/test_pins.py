@@ -17,7 +17,7 @@ class RecordingExporter:
         self.published: set[int] = set()
         self.dropped: list[tuple[int, list[int]]] = []
 
-    def publish(self, version, addresses, strides, coming):
+    def publish(self, version, addresses, strides, coming, layouts):
         self.published.add(version)
 
     def withdraw(self, version):
@@ -34,6 +34,7 @@ class RecordingAliases:
     def __init__(self, leaves: int = 3) -> None:
         self.addresses = np.zeros(leaves, np.uint64)
         self.strides = np.zeros(0, np.int64)
+        self.layouts = {}
         self.held = set(range(leaves))
         self.alive = True
         self.landed = None

@@ -3,7 +3,7 @@
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -13,8 +13,12 @@ import pytest
 import tile_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental.layout import Layout
 
-from tpu_sync_rl import _native
+from tpu_sync_rl import _native, snapshot
+from tpu_sync_rl.buffers import Aliases, LocalShards
+from tpu_sync_rl.shard_table import shard_table
+from tpu_sync_rl.snapshot import Snapshot
 from tpu_sync_rl.transport import Exporter, Fetcher, shard_directory
 
 WAIT_S = 20.0
@@ -112,11 +116,15 @@ class Move:
         )
 
     def strides(self) -> np.ndarray:
-        layout = self.source.layout.strides or [-1] * len(self.shape)  # not to be looked at
-        return np.array(layout * len(self.source.boxes), np.int64)
+        strides = [-1] * len(self.shape)  # in tiles they are not looked at
+        step = self.source.dtype.itemsize
+        for dim in reversed(() if self.source.tiles else self.source.order):
+            strides[dim] = step
+            step *= self.source.extents[dim]
+        return np.array(strides * len(self.source.boxes), np.int64)
 
     def source_layout(self) -> _native.ShardLayout | None:
-        return None if self.source.layout.strides is not None else self.source.layout
+        return self.source.layout if self.source.tiles else None
 
     def sink_layouts(self) -> dict[int, _native.ShardLayout]:
         is_dense = not self.sink.tiles and self.sink.order == tuple(range(len(self.shape)))
@@ -156,23 +164,31 @@ def copy_local(move: Move) -> None:
     copy.finish()
 
 
+def source_memory(move: Move) -> SimpleNamespace:
+    """Where the source lies, in the words of `buffers.Aliases`."""
+    layout = move.source_layout()
+    return SimpleNamespace(
+        addresses=move.source.addresses,
+        strides=move.strides(),
+        layouts={} if layout is None else {0: layout},
+    )
+
+
 @contextlib.contextmanager
-def streaming(move: Move) -> Iterator[Fetcher]:
-    """A fetcher with a stream to an exporter that has published the source as version 1."""
+def streaming(move: Move, memory: SimpleNamespace | Aliases) -> Iterator[Fetcher]:
+    """A fetcher with a stream to an exporter that has published `memory` as version 1."""
     exporter = Exporter(move.shards(), peer_timeout_s=WAIT_S, num_workers=1)
     fetcher = Fetcher(move.plan(), peer_timeout_s=WAIT_S, num_workers=1)
     with contextlib.closing(exporter), contextlib.closing(fetcher):
-        layout = move.source_layout()
-        layouts = {} if layout is None else {0: layout}
-        exporter.publish(1, move.source.addresses, move.strides(), layouts=layouts)
+        exporter.publish(1, memory.addresses, memory.strides, layouts=memory.layouts)
         ours, theirs = (end.detach() for end in socket.socketpair())
         exporter.add_connection(ours, 7, "rail")
         fetcher.add_stream(0, theirs, "rail")
         yield fetcher
 
 
-def stream(move: Move) -> None:
-    with streaming(move) as fetcher:
+def stream(move: Move, memory: Aliases | None = None) -> None:
+    with streaming(move, memory or source_memory(move)) as fetcher:
         fetcher.begin(1, move.sink.addresses, move.sink_layouts())
         assert fetcher.wait(WAIT_S)
         fetcher.end()
@@ -298,7 +314,7 @@ def test_a_source_in_tiles_answers_with_the_digest_of_its_elements(op: str) -> N
     ranges = np.array([[at.start, at.stop] for at in box], np.int64)
     address, strides = np.array([part.ctypes.data], np.uint64), np.array(part.strides, np.int64)
     asked = _native.DigestRequest(0, 0, code, shape, ranges.reshape(-1).tolist())
-    with streaming(move) as fetcher:
+    with streaming(move, source_memory(move)) as fetcher:
         fetcher.begin_digests(1, {0: [asked]})
         assert fetcher.wait(WAIT_S)
         found = fetcher.digests()
@@ -309,11 +325,35 @@ def test_a_source_in_tiles_answers_with_the_digest_of_its_elements(op: str) -> N
     assert found == {0: digests.tolist()}
 
 
-def test_tiles_that_cut_nothing_are_strides() -> None:
-    layout = _native.ShardLayout((24, 128), 4, (0, 1), ((8, 128),))
-    assert layout.strides == [512, 4]
-    assert _native.ShardLayout((3, 5), 2, (1, 0), ()).strides == [2, 6]
-    assert _native.ShardLayout((24, 256), 4, (0, 1), ((8, 128),)).strides is None
+def staged(move: Move, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
+    """A snapshot whose pinned host memory is the source, as a TPU would have it: in tiles."""
+    array = jnp.zeros(move.shape, move.source.dtype)
+    table = shard_table(["w"], [array], wanted=False)
+    tpu = SimpleNamespace(platform="tpu")
+    shards = replace(LocalShards.of(table, 0), devices=((tpu,),))
+    part = SimpleNamespace(
+        unsafe_buffer_pointer=lambda: move.source.memory[0].ctypes.data,
+        format=SimpleNamespace(layout=Layout(move.source.order, tiling=move.source.tiles)),
+    )
+    monkeypatch.setattr(snapshot, "_to_pinned_host", lambda parts: [part])
+    copy = Snapshot(table.manifest, shards, window_nbytes=1 << 20)
+    copy.stage([array], lambda _: None)
+    return copy
+
+
+@pytest.mark.parametrize("tiles", [((8, 128), (2, 1)), ((16, 512),)])
+def test_a_snapshot_in_tiles_is_served_from_where_it_is(tiles, monkeypatch) -> None:
+    move = move_of((40, 400), "bfloat16", tiles, (), (slice(8, 40), slice(3, 350)))
+    move.check(lambda move: stream(move, staged(move, monkeypatch)))
+
+
+def test_a_snapshot_that_cannot_be_addressed_is_refused_by_key(monkeypatch) -> None:
+    move = move_of((40, 400), "float32", ((8, 128),), ())
+    move.source.fill(random_array(move.shape, move.source.dtype), padding=0)
+    move.source.tiles = ((-(1 << 63), 128),)
+    message = r"leaf 'w' lies in tiles .*128.*can't be addressed: a tile has the extent"
+    with pytest.raises(ValueError, match=message):
+        staged(move, monkeypatch)
 
 
 def test_padding_counts_as_bytes() -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Layout
 
+from tpu_sync_rl._native import ShardLayout
 from tpu_sync_rl.manifest import BoxLayout, Manifest
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
@@ -146,6 +148,7 @@ class Aliases:
         self.shards = shards  # those that addresses and strides are of, in their order
         self.addresses = np.zeros(shards.num_shards, np.uint64)
         self.strides = np.zeros(shards.first_stride[-1], np.int64)  # bytes, per shard and dimension
+        self.layouts: dict[int, ShardLayout] = {}  # of leaves in tiles; their strides are void
         self._pins: dict[int, list[Any]] = {}  # leaf -> what keeps its shards
         self._arrays: list[weakref.ref[jax.Array]] = []
 
@@ -157,7 +160,7 @@ class Aliases:
         `on_pinned` hears, leaf after leaf, how many of the shards have their addresses and strides.
 
         Raises:
-            ValueError: a leaf is deleted, or lies in memory in tiles; the message has its key.
+            ValueError: a leaf is deleted; the message has its key.
         """
         self._arrays = [weakref.ref(array) for array in arrays]
         with _collector_paused():
@@ -251,22 +254,19 @@ class Aliases:
                 return [memoryview(part) for part in parts], None
             except BufferError:
                 pass
+        # Tiles in the layout of an array on a CPU are what was asked for: they make its buffer
+        # longer, but XLA's code for CPUs goes by the order of the dimensions alone.
+        order = layout_of(parts[0]).major_to_minor
         # An opaque capsule: while it lives, so does the buffer, whatever the dtype or layout.
-        order = self._order(leaf, parts[0])
         return [part.__dlpack__() for part in parts], order
 
-    def _order(self, leaf: int, part: Any) -> tuple[int, ...]:
-        """Its dimensions from major to minor."""
-        layout = part.format.layout
-        if layout is None:
-            raise RuntimeError("Array has been deleted")  # as JAX says elsewhere
-        if layout.tiling:
-            raise ValueError(
-                f"leaf {self.manifest.leaves[leaf].key!r} lies in memory as {layout}, expected "
-                "rows or columns without tiles: jax.device_put(x, x.sharding) makes them"
-            )
-        order: tuple[int, ...] = layout.major_to_minor
-        return order
+
+def layout_of(part: Any) -> Layout:
+    """How an array lies in memory. Raises RuntimeError where it is deleted."""
+    layout: Layout | None = part.format.layout
+    if layout is None:
+        raise RuntimeError("Array has been deleted")  # as JAX says elsewhere
+    return layout
 
 
 @contextlib.contextmanager

@@ -81,9 +81,10 @@ class PinnedVersions:
     def pin(self, version: int, aliases: Aliases) -> None:
         """Makes `version` readable for sinks, those leaves of it that have landed."""
         landed = aliases.landed
-        self._exporter.publish(version, aliases.addresses, aliases.strides, landed is not None)
+        memory = (aliases.addresses, aliases.strides)
+        self._exporter.publish(version, *memory, landed is not None, aliases.layouts)
         if landed is not None:
-            self._exporter.add_leaves(version, landed, aliases.addresses, aliases.strides)
+            self._exporter.add_leaves(version, landed, *memory, aliases.layouts)
         with self._changed:
             self._pinned[version] = aliases
             self._newest = None
@@ -91,7 +92,9 @@ class PinnedVersions:
     def add_leaves(self, version: int, aliases: Aliases, leaves: Sequence[int]) -> None:
         """Makes leaves of `version` readable that have landed; nothing where it was let go."""
         with contextlib.suppress(VersionError):
-            self._exporter.add_leaves(version, leaves, aliases.addresses, aliases.strides)
+            self._exporter.add_leaves(
+                version, leaves, aliases.addresses, aliases.strides, aliases.layouts
+            )
 
     def on_pins(self, message: Pins) -> None:
         """Takes what the coordinator says; returns at once."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 
-from tpu_sync_rl.buffers import Aliases, LocalShards, is_narrow
+from tpu_sync_rl._native import ShardLayout
+from tpu_sync_rl.buffers import Aliases, LocalShards, is_narrow, layout_of
 from tpu_sync_rl.manifest import Manifest
 from tpu_sync_rl.report import PINNED_HOST
 from tpu_sync_rl.staging import Window
@@ -70,7 +71,23 @@ class Snapshot(Aliases):
         return not is_narrow(self.manifest.leaves[leaf].dtype)
 
     def _held(self, leaf: int, parts: list[Any]) -> tuple[list[Any], tuple[int, ...] | None]:
-        return parts, self._order(leaf, parts[0])
+        layout = layout_of(parts[0])
+        if layout.tiling and self.shards.devices[leaf][0].platform != "cpu":  # see Aliases._held
+            self.layouts[leaf] = self._tiles(leaf, layout.major_to_minor, layout.tiling)
+        return parts, layout.major_to_minor
+
+    def _tiles(
+        self, leaf: int, order: tuple[int, ...], tiles: tuple[tuple[int, ...], ...]
+    ) -> ShardLayout:
+        first = self.shards.first_shard[leaf]
+        shape, itemsize = self.shards.shapes[first], self.shards.itemsize.item(first)
+        try:
+            return ShardLayout(shape, itemsize, order, tiles)
+        except ValueError as error:
+            raise ValueError(
+                f"leaf {self.manifest.leaves[leaf].key!r} lies in tiles {tiles}, with its "
+                f"dimensions {order} from major to minor, which can't be addressed: {error}"
+            ) from error
 
 
 def _to_pinned_host(parts: list[jax.Array]) -> Any:

@@ -29,7 +29,6 @@ TEST(ShardLayout, CutsRowsAndColumnsIntoTilesAndRowsIntoPairs) {
   EXPECT_EQ(DigitsOf(layout, 0), (Digits{{8, 3 * 2048}, {2, 512}, {1, 2}}));
   EXPECT_EQ(DigitsOf(layout, 1), (Digits{{128, 2048}, {1, 4}}));
   EXPECT_EQ(layout.nbytes(), 24 * 384 * 2);
-  EXPECT_FALSE(layout.is_strided());
 }
 
 TEST(ShardLayout, LeavesOutDigitsThatGoOnAsTheOthers) {
@@ -37,7 +36,6 @@ TEST(ShardLayout, LeavesOutDigitsThatGoOnAsTheOthers) {
   const ShardLayout layout = Made({24, 100}, 4, {0, 1}, {{8, 128}});
   EXPECT_EQ(DigitsOf(layout, 0), (Digits{{1, 512}}));
   EXPECT_EQ(DigitsOf(layout, 1), (Digits{{1, 4}}));
-  EXPECT_TRUE(layout.is_strided());
 }
 
 TEST(ShardLayout, TilesTheMinorMostDimensions) {
