@@ -89,6 +89,12 @@ def test_programs_of_several_processes_sync_by_agents(tmp_path: Path):
         assert two.results() == [versions, versions]
 
 
+def test_program_that_leaves_agents_open_ends_in_silence():
+    with Program("agents_left_open", devices=2) as program:
+        assert program.results(timeout_s=60) == [1]
+        assert program.log(0) == ""
+
+
 def test_agents_come_after_the_computation_of_the_params(trainer, pool):
     """They get the params as arguments of a call, and publish nothing before those are there."""
     may_end = threading.Event()
@@ -199,6 +205,21 @@ def test_copies_beside_devices_serve_who_joins_late(trainer, monkeypatch):
     tree["w"].delete()
     with connect(trainer, like=LIKE, agent="process") as sampler:
         assert (sampler.sync_weights().params["w"] == 1).all()
+
+
+def test_copies_beside_devices_have_to_fit_host_memory(monkeypatch):
+    """Two that samplers may read, and the next one."""
+    monkeypatch.setattr(colocated, "cpu_devices", beside_others)
+    nbytes = 2 * 8 * 8 * 4  # each row is on two devices
+    for max_host_nbytes, fits in ((3 * nbytes, True), (3 * nbytes - 1, False)):
+        with tsr.connect_trainer(
+            timeout=20, agent="colocated", max_host_nbytes=max_host_nbytes
+        ) as trainer:
+            if fits:
+                tsr.sync_weights(params(0), to=trainer)
+                continue
+            with pytest.raises(ValueError, match=r"max_host_nbytes=1535 .* 1 bytes are missing"):
+                tsr.sync_weights(params(0), to=trainer)
 
 
 def test_jitted_function_compiles_once_for_all_updates(trainer):
@@ -322,8 +343,8 @@ def test_two_hosts_of_one_controller_serve_what_each_holds(monkeypatch):
 
     def on_each_host(kind: type) -> Any:
         class Wrapped:
-            def __init__(self, *arguments: Any) -> None:
-                self._each = [kind(*arguments) for _ in hosts]
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                self._each = [kind(*arguments, **options) for _ in hosts]
                 made.append(self._each)
 
             def __getattr__(self, method: str) -> Any:
@@ -375,6 +396,8 @@ def test_options_that_agents_can_not_have_are_refused(monkeypatch):
 
     with pytest.raises(ValueError, match="agent must be 'auto' or 'process' or 'colocated'"):
         tsr.connect_trainer(agent="remote")
+    with tsr.connect_trainer() as trainer, pytest.raises(ValueError, match="max_device_nbytes="):
+        connect(trainer, like=LIKE, max_device_nbytes=1 << 30)
     with pytest.raises(ValueError, match="metrics= is not kept by agents"):
         tsr.connect_trainer(agent="colocated", metrics=CollectorRegistry())
     monkeypatch.setattr(colocated, "are_remote", lambda _: True)
@@ -407,7 +430,7 @@ def test_missing_cloudpickle_is_an_error_that_says_what_to_install(trainer, monk
 
 def test_missing_sidecar_is_an_error_that_says_what_to_run(trainer, monkeypatch):
     class Alone:
-        def __init__(self, *_: Any) -> None: ...
+        def __init__(self, *_: Any, **options: Any) -> None: ...
 
         def meet(self, *_: Any) -> None:
             raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no remote Python here")

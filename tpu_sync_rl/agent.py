@@ -8,6 +8,7 @@ nothing waits for a destructor, since those of agents run at any time.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -23,13 +24,16 @@ from tpu_sync_rl.colocated import (
 )
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import Options, Staging
+from tpu_sync_rl.pins import MAX_PINNED
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.sampler import SamplerSession
+from tpu_sync_rl.staging import num_fitting
 from tpu_sync_rl.trainer import TrainerSession
 from tpu_sync_rl.update import Update
 
 # Calls whose outcome is kept for a controller that asks again: more than pins let be under way.
 _NUM_KEPT_CALLS = 8
+_MOST_COPIES = MAX_PINNED + 1  # of a trainer's params: those that are read, and the next one
 
 Likes = Mapping[str, jax.ShapeDtypeStruct]  # every leaf by key, on the agents' CPU devices
 
@@ -75,8 +79,30 @@ Session = TypeVar("Session", TrainerSession, SamplerSession)
 class SessionAgent(Agent, Generic[Session]):
     """An agent with a session, once it has joined, and the calls of it that are under way."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        options: Options,
+        staging: Staging,
+        likes: Likes,
+        settings: Mapping[str, Any],
+        *,
+        are_copied: bool,
+    ) -> None:
+        """Joins nothing yet.
+
+        Args:
+            options: of the session.
+            staging: likewise.
+            likes: its leaves.
+            settings: further arguments of its class.
+            are_copied: whether what the controller passes and takes is copied on the way.
+        """
         super().__init__()
+        self._options = options
+        self._staging = staging
+        self._likes = likes
+        self._settings = settings
+        self._are_copied = are_copied
         self._session: Session | None = None
         self._calls: dict[int, _Call] = {}
 
@@ -109,19 +135,16 @@ class SessionAgent(Agent, Generic[Session]):
 
 
 class TrainerAgent(SessionAgent[TrainerSession]):
-    """Serves the shards that one host has of a trainer's params."""
+    """Serves the shards that one host has of a trainer's params.
 
-    def __init__(
-        self, options: Options, staging: Staging, likes: Likes, settings: Mapping[str, Any]
-    ) -> None:
-        """`settings` are further arguments of `TrainerSession`."""
-        super().__init__()
-        self._options = options
-        self._staging = staging
-        self._likes = likes
-        self._settings = settings
+    Copies, which nobody else has, are kept until the next version for who joins late.
+    """
+
+    def __init__(self, *arguments: Any, are_copied: bool) -> None:
+        """As any `SessionAgent`."""
+        super().__init__(*arguments, are_copied=are_copied)
         self._given: dict[str, jax.Array] = {}
-        self._kept: dict[str, jax.Array] = {}  # of the newest version, for who joins late
+        self._kept: dict[str, jax.Array] = {}
 
     @answers
     def give(self, _: jax.Array, *arrays: jax.Array, keys: Sequence[str]) -> None:
@@ -138,14 +161,10 @@ class TrainerAgent(SessionAgent[TrainerSession]):
         version: int | None,
         wait: str | None,
         timeout_s: float,
-        keep: bool,
     ) -> None:
-        """Call `number`: publishes what was given. Has begun when that may be donated.
-
-        Where `keep`, the arrays are copies that nobody else has, and live until the next version.
-        """
+        """Call `number`: publishes what was given. Has begun when that may be donated."""
         given = [self._params()]
-        self._kept = given[0] if keep else {}
+        self._kept = given[0] if self._are_copied else {}
 
         def run(call: _Call) -> Any:
             params, session = given.pop, self._joined()
@@ -175,6 +194,10 @@ class TrainerAgent(SessionAgent[TrainerSession]):
             self._session.__exit__(SyncError)
 
     def _join(self, program: Program, deadline: float) -> None:
+        if self._are_copied:
+            nbytes = sum(_nbytes_here(like, program) for like in self._likes.values())
+            limit = self._staging.max_host_nbytes
+            num_fitting("copies of the params", nbytes, "max_host_nbytes", limit, _MOST_COPIES)
         self._session = TrainerSession(
             self._options,
             program,
@@ -192,18 +215,20 @@ class TrainerAgent(SessionAgent[TrainerSession]):
         }
 
 
+def _nbytes_here(like: jax.ShapeDtypeStruct, program: Program) -> int:
+    """What the shards of a leaf take in this process; each device has its own."""
+    sharding = like.sharding
+    num_devices = sum(program.holder(x) == program.index for x in sharding.device_set)
+    nbytes: int = prod(sharding.shard_shape(like.shape)) * like.dtype.itemsize
+    return num_devices * nbytes
+
+
 class SamplerAgent(SessionAgent[SamplerSession]):
     """Receives the shards that one host has of a replica's params."""
 
-    def __init__(
-        self, options: Options, staging: Staging, likes: Likes, settings: Mapping[str, Any]
-    ) -> None:
-        """`settings` are further arguments of `SamplerSession`."""
-        super().__init__()
-        self._options = options
-        self._staging = staging
-        self._likes = likes
-        self._settings = settings
+    def __init__(self, *arguments: Any, are_copied: bool) -> None:
+        """As any `SessionAgent`."""
+        super().__init__(*arguments, are_copied=are_copied)
         self._update: Update | None = None
 
     @answers
@@ -239,10 +264,10 @@ class SamplerAgent(SessionAgent[SamplerSession]):
         return [to_data(self._update.params[key]) for key in asked(request)["keys"]]
 
     @answers
-    def taken(self, _: jax.Array, *, copied: bool) -> None:
-        """The controller has all leaves; where `copied`, memory of its own holds them."""
+    def taken(self, _: jax.Array) -> None:
+        """The controller has all leaves, in memory of its own where they are copied."""
         self._update = None
-        if copied:
+        if self._are_copied:
             self._joined().release_current()
 
     @answers

@@ -81,7 +81,15 @@ class AgentCalls:
         Raises:
             SyncError: agents can't run here, or the coordinator does not take them.
         """
-        self.agents = Agents(kind, leaves.devices, options, staging, leaves.likes, settings)
+        self.agents = Agents(
+            kind,
+            leaves.devices,
+            options,
+            staging,
+            leaves.likes,
+            settings,
+            are_copied=leaves.are_copied,
+        )
         self._numbers = itertools.count()
         number = next(self._numbers)
         try:

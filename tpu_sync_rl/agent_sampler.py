@@ -38,6 +38,8 @@ class AgentSamplerSession(SamplerSession):
         **settings: Any,
     ) -> None:
         """Makes the agents and has them join; `settings` are others of `SamplerSession`."""
+        if staging.max_device_nbytes is not None:
+            raise ValueError("max_device_nbytes= is not kept by agents: leave it out")
         keys, leaves, self._treedef = flatten(like)
         self._leaves = AgentLeaves(keys, leaves, wanted=True)
         self._targets = [_target(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
@@ -127,7 +129,7 @@ class AgentSamplerSession(SamplerSession):
                 params[position] = jax.device_put(from_data(array, like), self._targets[position])
         if leaves.are_copied:
             jax.block_until_ready(params)
-        agents.call("taken", copied=leaves.are_copied)
+        agents.call("taken")
         self._current = Update(
             found["version"],
             found["incarnation"],

@@ -151,10 +151,7 @@ class AgentTrainerSession(TrainerSession):
         for devices, positions in leaves.groups.items():
             keys = [leaves.keys[i] for i in positions]
             agents.call("give", *(copies[i] for i in positions), devices=devices, keys=keys)
-        number = self._front.start(
-            "publish", deadline, version=version, wait=wait, keep=leaves.are_copied
-        )
-        return self._front, number
+        return self._front, self._front.start("publish", deadline, version=version, wait=wait)
 
     def _described(self, params: Any, arrays: Sequence[Any]) -> AgentLeaves:
         known = (jax.tree.structure(params), signature(arrays))

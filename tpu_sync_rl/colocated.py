@@ -5,11 +5,13 @@ take and return arrays alone, so a request is JSON in an array of bytes with a r
 same in all, and an answer is one page of JSON in such an array; `Agent.page` gets the others.
 """
 
+import atexit
 import functools
 import importlib.util
 import itertools
 import json
 import secrets
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -124,8 +126,10 @@ class Agents:
         controller_nbytes: bytes of requests and answers so far: all that passed through here.
     """
 
-    def __init__(self, kind: type[Agent], devices: Devices, *arguments: Any) -> None:
-        """Makes a `kind(*arguments)` on each host; `devices` are CPU devices.
+    def __init__(
+        self, kind: type[Agent], devices: Devices, *arguments: Any, **options: Any
+    ) -> None:
+        """Makes a `kind(*arguments, **options)` on each host; `devices` are CPU devices.
 
         Raises:
             SyncError: agents can't run here, or run other versions than this process.
@@ -138,7 +142,8 @@ class Agents:
         self.controller_nbytes = 0
         self._devices = devices
         self._numbers = itertools.count()
-        self._agents = colocated_python_class(kind)(*arguments)
+        self._agents: Any = colocated_python_class(kind)(*arguments, **options)
+        _alive.add(self)
         met = self._exchange("meet", devices)
         for answer in met.values():
             _check_versions(answer["value"])
@@ -176,6 +181,10 @@ class Agents:
             if "error" in answer:
                 raise errors.by_name(answer["error"])(answer["text"])
         return [answer["value"] for answer in by_agent.values()]
+
+    def forget(self) -> None:
+        """Lets JAX end the agents whenever it likes. No call may follow."""
+        self._agents = None
 
     def call_on_all_devices(self, method: str, **asked: Any) -> None:
         """As `call`, with a row for each device: see `asked_program`."""
@@ -231,6 +240,16 @@ class Agents:
             length = int.from_bytes(row[:_LENGTH_NBYTES], "little")
             read[shard.index[0].start or 0] = row[_LENGTH_NBYTES:].rstrip(b"\0"), length
         return dict(sorted(read.items()))
+
+
+_alive: "weakref.WeakSet[Agents]" = weakref.WeakSet()
+
+
+@atexit.register
+def _forget_all() -> None:
+    """Destructors of JAX that run when its modules are gone print errors that mean nothing."""
+    for agents in list(_alive):
+        agents.forget()
 
 
 @functools.lru_cache

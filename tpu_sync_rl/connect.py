@@ -134,8 +134,9 @@ def connect_trainer(
         metrics: prometheus_client.CollectorRegistry that gets the session's metrics.
         agent: where the data path runs. "process": in this process. "colocated": in agents on the
             hosts of the devices, by JAX's experimental colocated_python; `trace`, `nics` and the
-            files of `tls` are then those of these hosts, and there are no `metrics`. "auto": in
-            agents where the devices belong to other processes, as under Pathways.
+            files of `tls` are then those of these hosts, there are no `metrics`, and JAX copies
+            all leaves at once where the devices are no CPUs. "auto": in agents where the devices
+            belong to other processes, as under Pathways.
 
     Raises:
         SyncError: the address is in use, in all processes of the program.
@@ -330,8 +331,9 @@ def connect_sampler(
         metrics: prometheus_client.CollectorRegistry that gets the session's metrics.
         agent: where the data path runs. "process": in this process. "colocated": in agents on the
             hosts of the devices, by JAX's experimental colocated_python; `trace`, `nics` and the
-            files of `tls` are then those of these hosts, and there are no `metrics`. "auto": in
-            agents where the devices belong to other processes, as under Pathways.
+            files of `tls` are then those of these hosts, there are no `metrics`, and JAX copies
+            all leaves at once where the devices are no CPUs. "auto": in agents where the devices
+            belong to other processes, as under Pathways.
 
     Raises:
         SyncTimeoutError: no coordinator answered in time.
