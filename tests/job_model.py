@@ -19,40 +19,37 @@ from msgspec import Struct
 
 from tpu_sync_rl.job import Job
 from tpu_sync_rl.members import Member
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.messages import Address, Held, Message, Promise, Refused, TrainerUp
+from tpu_sync_rl.options import Commit, OnStraggler
+from tpu_sync_rl.publications import Publications
+from tpu_sync_rl.replica import Replica
+from tpu_sync_rl.sampler_messages import (
     Abandon,
-    Address,
     Admit,
-    Announced,
     Fetch,
     FetchFailed,
     FleetCommit,
     FleetCommitStored,
-    Held,
     JoinSampler,
-    JoinTrainer,
     Latest,
-    Live,
-    Message,
     Offer,
-    Pins,
-    PinsKept,
     Prepared,
-    Promise,
-    Publish,
-    PublishOutcome,
-    Refused,
     SamplerJoined,
     SamplerOutcome,
     Serve,
     Take,
     Took,
-    TrainerJoined,
-    TrainerUp,
 )
-from tpu_sync_rl.options import Commit, OnStraggler
-from tpu_sync_rl.publications import Publications
-from tpu_sync_rl.replica import Replica
+from tpu_sync_rl.trainer_messages import (
+    Announced,
+    JoinTrainer,
+    Live,
+    Pins,
+    PinsKept,
+    Publish,
+    PublishOutcome,
+    TrainerJoined,
+)
 
 CALL_S = 20.0  # of samplers
 MAY_HAPPEN = (

@@ -6,26 +6,20 @@ from typing import Any, TypeVar
 from tpu_sync_rl.job import Job
 from tpu_sync_rl.members import Member
 from tpu_sync_rl.message_codec import ToCoordinator
-from tpu_sync_rl.messages import (
-    Address,
+from tpu_sync_rl.messages import Address, Held, Leave, Message, ProcessStats
+from tpu_sync_rl.report import RailReport
+from tpu_sync_rl.sampler_messages import (
     Admit,
-    CloseJob,
     Fetch,
     FetchFailed,
-    Held,
     JoinSampler,
-    JoinTrainer,
-    Leave,
-    Message,
     Offer,
     Prepared,
-    ProcessStats,
-    Publish,
     Refuse,
     Take,
     Took,
 )
-from tpu_sync_rl.report import RailReport
+from tpu_sync_rl.trainer_messages import CloseJob, JoinTrainer, Publish
 
 PATIENCE_S = 10.0
 LEASE_S = 60.0

@@ -6,20 +6,11 @@ from typing import Any, TypeVar
 
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.errors import SyncError
-from tpu_sync_rl.messages import (
-    Admit,
-    Fetch,
-    JoinSampler,
-    JoinTrainer,
-    Prepared,
-    ProcessStats,
-    Publish,
-    SamplerJoined,
-    TrainerJoined,
-    TrainerUp,
-)
+from tpu_sync_rl.messages import ProcessStats, TrainerUp
 from tpu_sync_rl.options import Options
+from tpu_sync_rl.sampler_messages import Admit, Fetch, JoinSampler, Prepared, SamplerJoined
 from tpu_sync_rl.tls import TLS
+from tpu_sync_rl.trainer_messages import JoinTrainer, Publish, TrainerJoined
 
 JOB = "policy"
 TOKEN = b"secret"

@@ -22,14 +22,9 @@ from tpu_sync_rl.message_codec import (
     decode_to_coordinator,
     encode_together,
 )
-from tpu_sync_rl.messages import (
-    GiveUp,
-    JoinTrainer,
-    Leave,
-    Refused,
-    TrainerJoined,
-)
+from tpu_sync_rl.messages import Leave, Refused
 from tpu_sync_rl.options import split_address
+from tpu_sync_rl.trainer_messages import GiveUp, JoinTrainer, TrainerJoined
 
 
 @contextmanager

@@ -29,17 +29,10 @@ from tpu_sync_rl.message_codec import (
     decode_from_coordinator,
     encode,
 )
-from tpu_sync_rl.messages import (
-    Announced,
-    JoinSampler,
-    Latest,
-    PublishOutcome,
-    Refused,
-    SamplerJoined,
-    TrainerJoined,
-    TrainerUp,
-)
+from tpu_sync_rl.messages import Refused, TrainerUp
 from tpu_sync_rl.options import split_address
+from tpu_sync_rl.sampler_messages import JoinSampler, Latest, SamplerJoined
+from tpu_sync_rl.trainer_messages import Announced, PublishOutcome, TrainerJoined
 
 PEER_TIMEOUT_S = 1.0
 

@@ -4,21 +4,17 @@ import pytest
 from job_world import LEASE_S, PATIENCE_S, Sampler, Trainer, World, admit, close, prepare, publish
 
 from tpu_sync_rl.errors import SyncError
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.messages import Held, Promise
+from tpu_sync_rl.sampler_messages import (
     Abandon,
-    Announced,
     Fetch,
     FleetCommit,
     FleetCommitStored,
-    Held,
     JobEnded,
-    PinsKept,
-    Promise,
-    PublishOutcome,
     SamplerJoined,
     SamplerOutcome,
-    TrainerJoined,
 )
+from tpu_sync_rl.trainer_messages import Announced, PinsKept, PublishOutcome, TrainerJoined
 
 
 @pytest.fixture

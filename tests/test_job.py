@@ -7,27 +7,26 @@ from job_world import LEASE_S, PATIENCE_S, Sampler, Trainer, World, admit, close
 from tpu_sync_rl import authentication
 from tpu_sync_rl.errors import SyncError, VersionError
 from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.messages import Held, JobStatus, Refused, TrainerUp
+from tpu_sync_rl.sampler_messages import (
     Abandon,
-    Announced,
     Fetch,
-    GiveUp,
-    Held,
-    JobClosed,
     JobEnded,
-    JobStatus,
     Latest,
-    Live,
-    PinsKept,
-    PublishOutcome,
     RefusalTaken,
-    Refused,
     ReplicaRefused,
     SamplerJoined,
     SamplerOutcome,
     Took,
+)
+from tpu_sync_rl.trainer_messages import (
+    Announced,
+    GiveUp,
+    JobClosed,
+    Live,
+    PinsKept,
+    PublishOutcome,
     TrainerJoined,
-    TrainerUp,
 )
 
 

@@ -4,20 +4,16 @@ import pytest
 from job_world import LEASE_S, World, admit, close, prepare, publish
 
 from tpu_sync_rl import authentication
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.messages import Held, Leave, Outcome
+from tpu_sync_rl.sampler_messages import (
     Abandon,
     Fetch,
     FleetCommitStored,
-    Held,
-    JobClosed,
-    Leave,
-    Outcome,
-    PinsKept,
-    PublishOutcome,
     SamplerJoined,
     SamplerOutcome,
     Serve,
 )
+from tpu_sync_rl.trainer_messages import JobClosed, PinsKept, PublishOutcome
 
 VERSION = Held("A", 1)
 

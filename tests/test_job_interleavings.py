@@ -11,21 +11,22 @@ from hypothesis.stateful import (
 )
 from job_world import LEASE_S, STATS, Sampler, Trainer, World
 
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.messages import Held, TrainerUp
+from tpu_sync_rl.sampler_messages import (
     Abandon,
-    Announced,
     Fetch,
     FetchFailed,
-    GiveUp,
-    Held,
-    Pins,
-    PinsKept,
     Prepared,
-    PublishOutcome,
     SamplerJoined,
     SamplerOutcome,
+)
+from tpu_sync_rl.trainer_messages import (
+    Announced,
+    GiveUp,
+    Pins,
+    PinsKept,
+    PublishOutcome,
     TrainerJoined,
-    TrainerUp,
 )
 
 

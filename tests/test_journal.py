@@ -9,24 +9,19 @@ import streams
 import tpu_sync_rl as tsr
 from tpu_sync_rl.errors import VersionError
 from tpu_sync_rl.journal import Journal
-from tpu_sync_rl.messages import (
-    Abandon,
-    Announced,
-    FetchFailed,
-    FleetCommit,
-    Held,
-    JobClosed,
-    JobEnded,
-    Outcome,
-    Pins,
-    Prepared,
-    PublishOutcome,
-    Refuse,
-    SamplerOutcome,
-    TrainerUp,
-)
+from tpu_sync_rl.messages import Held, Outcome, TrainerUp
 from tpu_sync_rl.process_stats import ProcessStats
 from tpu_sync_rl.report import RailReport
+from tpu_sync_rl.sampler_messages import (
+    Abandon,
+    FetchFailed,
+    FleetCommit,
+    JobEnded,
+    Prepared,
+    Refuse,
+    SamplerOutcome,
+)
+from tpu_sync_rl.trainer_messages import Announced, JobClosed, Pins, PublishOutcome
 
 HELD = Held("life", 7)
 

@@ -39,7 +39,7 @@ FLOORS = (
     ("staged_generations",),
     # control
     ("messages", "long_messages", "keepalive"),
-    ("greeting",),
+    ("trainer_messages", "sampler_messages", "greeting"),
     ("message_codec",),
     ("call_log", "members", "verdict"),
     ("replica",),

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tpu_sync_rl.messages import Pins, PinsKept
 from tpu_sync_rl.pins import PinnedVersions
+from tpu_sync_rl.trainer_messages import Pins, PinsKept
 
 
 class RecordingExporter:

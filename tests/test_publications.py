@@ -3,8 +3,9 @@
 import pytest
 
 from tpu_sync_rl.errors import VersionError
-from tpu_sync_rl.messages import Announced, Held, Outcome, Publish, PublishOutcome
+from tpu_sync_rl.messages import Held, Outcome
 from tpu_sync_rl.publications import Publications
+from tpu_sync_rl.trainer_messages import Announced, Publish, PublishOutcome
 
 
 def publish(publications, call, version, error=""):

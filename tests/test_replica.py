@@ -4,21 +4,16 @@ import pytest
 from job_world import LEASE_S, PATIENCE_S, Sampler, World, admit, prepare, publish
 
 from tpu_sync_rl.errors import VersionError
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.messages import Held, Refused, TrainerUp
+from tpu_sync_rl.sampler_messages import (
     Abandon,
-    Announced,
     Fetch,
-    Held,
     Latest,
-    Pins,
-    PinsKept,
-    PublishOutcome,
-    Refused,
     ReplicaRefused,
     SamplerJoined,
     SamplerOutcome,
-    TrainerUp,
 )
+from tpu_sync_rl.trainer_messages import Announced, Pins, PinsKept, PublishOutcome
 
 
 @pytest.fixture

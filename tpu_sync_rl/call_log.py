@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from tpu_sync_rl.messages import Held, Outcome, SamplerOutcome, Take
+from tpu_sync_rl.messages import Held, Outcome
 from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.sampler_messages import SamplerOutcome, Take
 
 
 class CallLog:

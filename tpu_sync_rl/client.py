@@ -22,17 +22,10 @@ from tpu_sync_rl.message_codec import (
     decode_from_coordinator,
     encode,
 )
-from tpu_sync_rl.messages import (
-    JobStatus,
-    JoinSampler,
-    JoinTrainer,
-    Leave,
-    Message,
-    Refused,
-    SamplerJoined,
-    TrainerJoined,
-)
+from tpu_sync_rl.messages import JobStatus, Leave, Message, Refused
 from tpu_sync_rl.options import Options
+from tpu_sync_rl.sampler_messages import JoinSampler, SamplerJoined
+from tpu_sync_rl.trainer_messages import JoinTrainer, TrainerJoined
 
 M = TypeVar("M", bound=Message)
 _Outbox = SimpleQueue[bytes | None]

@@ -5,9 +5,10 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 
 from tpu_sync_rl import authentication
-from tpu_sync_rl.messages import FetchFailed, Held, Holder, Offer, Serve
+from tpu_sync_rl.messages import Held, Holder
 from tpu_sync_rl.readers import Readers
 from tpu_sync_rl.replica import Replica
+from tpu_sync_rl.sampler_messages import FetchFailed, Offer, Serve
 
 
 @dataclass(slots=True)

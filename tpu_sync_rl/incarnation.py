@@ -6,24 +6,21 @@ from tpu_sync_rl import authentication
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.fleet import Fleet, Round
 from tpu_sync_rl.members import Member, Program
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.messages import Held, Outcome, TrainerUp
+from tpu_sync_rl.publish_call import PublishCall
+from tpu_sync_rl.replica import Replica, Transfer, covers
+from tpu_sync_rl.sampler_messages import FetchFailed, Offer
+from tpu_sync_rl.sources import Sources
+from tpu_sync_rl.trainer_messages import (
     Announced,
     CloseJob,
-    FetchFailed,
-    Held,
     JoinTrainer,
     Live,
-    Offer,
-    Outcome,
     Pins,
     PinsKept,
     Publish,
     TrainerJoined,
-    TrainerUp,
 )
-from tpu_sync_rl.publish_call import PublishCall
-from tpu_sync_rl.replica import Replica, Transfer, covers
-from tpu_sync_rl.sources import Sources
 
 # Decided calls that are kept for a process that missed their end.
 _NUM_KEPT_CALLS = 64

@@ -11,32 +11,30 @@ from tpu_sync_rl.fleet import Fleet
 from tpu_sync_rl.incarnation import Incarnation
 from tpu_sync_rl.members import Member, Program
 from tpu_sync_rl.message_codec import ToCoordinator
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.messages import Held, JobStatus, Leave, Outcome, Refused
+from tpu_sync_rl.replica import Replica
+from tpu_sync_rl.sampler_messages import (
     Admit,
-    CloseJob,
     FetchFailed,
     FleetCommitStored,
-    GiveUp,
-    Held,
-    JobClosed,
-    JobStatus,
     JoinSampler,
-    JoinTrainer,
     Latest,
-    Leave,
     Offer,
-    Outcome,
-    PinsKept,
     Prepared,
-    Publish,
     RefusalTaken,
     Refuse,
-    Refused,
     Take,
     Took,
+)
+from tpu_sync_rl.trainer_messages import (
+    CloseJob,
+    GiveUp,
+    JobClosed,
+    JoinTrainer,
+    PinsKept,
+    Publish,
     TrainerJoined,
 )
-from tpu_sync_rl.replica import Replica
 
 # What is kept for a program grows with its processes.
 MAX_PROCESSES = 1 << 16

@@ -2,27 +2,23 @@
 
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.message_codec import FromCoordinator
-from tpu_sync_rl.messages import (
-    Abandon,
-    Announced,
-    FetchFailed,
-    FleetCommit,
-    JobClosed,
-    JobEnded,
-    Latest,
-    Message,
-    Pins,
-    Prepared,
-    PublishOutcome,
-    Refuse,
-    SamplerOutcome,
-    TrainerUp,
-)
+from tpu_sync_rl.messages import Message, TrainerUp
 from tpu_sync_rl.metrics import Metrics
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.process_stats import ProcessStats
 from tpu_sync_rl.report import Report, shown_nbytes
+from tpu_sync_rl.sampler_messages import (
+    Abandon,
+    FetchFailed,
+    FleetCommit,
+    JobEnded,
+    Latest,
+    Prepared,
+    Refuse,
+    SamplerOutcome,
+)
 from tpu_sync_rl.session_log import SessionLog
+from tpu_sync_rl.trainer_messages import Announced, JobClosed, Pins, PublishOutcome
 
 _LEAST_TOKEN_NBYTES = 16  # as many random bits as HMAC-SHA256 needs to be out of reach
 

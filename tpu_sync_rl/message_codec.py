@@ -9,42 +9,40 @@ from collections.abc import Sequence
 import msgspec
 
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.messages import JobStatus, Leave, Message, Refused, TrainerUp
+from tpu_sync_rl.sampler_messages import (
     Abandon,
     Admit,
-    Announced,
-    CloseJob,
     Fetch,
     FetchFailed,
     FleetCommit,
     FleetCommitStored,
-    GiveUp,
-    JobClosed,
     JobEnded,
-    JobStatus,
     JoinSampler,
-    JoinTrainer,
     Latest,
-    Leave,
-    Live,
-    Message,
     Offer,
-    Pins,
-    PinsKept,
     Prepared,
-    Publish,
-    PublishOutcome,
     RefusalTaken,
     Refuse,
-    Refused,
     ReplicaRefused,
     SamplerJoined,
     SamplerOutcome,
     Serve,
     Take,
     Took,
+)
+from tpu_sync_rl.trainer_messages import (
+    Announced,
+    CloseJob,
+    GiveUp,
+    JobClosed,
+    JoinTrainer,
+    Live,
+    Pins,
+    PinsKept,
+    Publish,
+    PublishOutcome,
     TrainerJoined,
-    TrainerUp,
 )
 
 SESSION_METHOD = "/tpu_sync_rl.Coordinator/Session"

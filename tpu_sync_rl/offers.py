@@ -10,12 +10,14 @@ from typing import Any
 
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.listener import Listener
-from tpu_sync_rl.messages import Address, Held, Offer, Pins, PinsKept, Serve
+from tpu_sync_rl.messages import Address, Held
 from tpu_sync_rl.options import Options, Staging
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.receiver import Receiver
+from tpu_sync_rl.sampler_messages import Offer, Serve
 from tpu_sync_rl.source import Source
 from tpu_sync_rl.trace import Trace
+from tpu_sync_rl.trainer_messages import Pins, PinsKept
 
 _PIN_S = 10.0  # at most; the arrays are computed already
 

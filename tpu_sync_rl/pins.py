@@ -11,7 +11,7 @@ import jax
 from tpu_sync_rl.buffers import Aliases
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import VersionError
-from tpu_sync_rl.messages import Pins, PinsKept
+from tpu_sync_rl.trainer_messages import Pins, PinsKept
 from tpu_sync_rl.transport import Exporter
 
 MAX_PINNED = 2

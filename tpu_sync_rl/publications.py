@@ -1,8 +1,8 @@
 """What a trainer process has published: how far each version has come, as far as is known here."""
 
 from tpu_sync_rl.errors import VersionError
-from tpu_sync_rl.messages import Announced, Publish, PublishOutcome
 from tpu_sync_rl.options import Commit, checked_int
+from tpu_sync_rl.trainer_messages import Announced, Publish, PublishOutcome
 
 
 class Publications:

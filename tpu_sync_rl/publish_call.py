@@ -3,8 +3,9 @@
 from collections.abc import Collection
 
 from tpu_sync_rl.fleet import Round
-from tpu_sync_rl.messages import Held, Outcome, Publish, PublishOutcome, ReplicaStatus
+from tpu_sync_rl.messages import Held, Outcome, ReplicaStatus
 from tpu_sync_rl.replica import Replica, covers
+from tpu_sync_rl.trainer_messages import Publish, PublishOutcome
 
 
 class PublishCall:

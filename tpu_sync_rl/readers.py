@@ -2,8 +2,9 @@
 
 from collections.abc import Set
 
-from tpu_sync_rl.messages import Held, Pins
+from tpu_sync_rl.messages import Held
 from tpu_sync_rl.replica import Replica
+from tpu_sync_rl.trainer_messages import Pins
 
 
 class Readers:

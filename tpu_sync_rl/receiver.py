@@ -13,23 +13,12 @@ from tpu_sync_rl.errors import CorruptionError, PeerLostError, SyncError, Versio
 from tpu_sync_rl.feed import Feed
 from tpu_sync_rl.generations import Generation, GenerationPool
 from tpu_sync_rl.manifest import Manifest, Rename
-from tpu_sync_rl.messages import (
-    Abandon,
-    Admit,
-    Fetch,
-    FetchFailed,
-    Held,
-    Holder,
-    Message,
-    Prepared,
-    Promise,
-    Refuse,
-    TrainerUp,
-)
+from tpu_sync_rl.messages import Held, Holder, Message, Promise, TrainerUp
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.plan import Plan
 from tpu_sync_rl.planner import Planner
 from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.sampler_messages import Abandon, Admit, Fetch, FetchFailed, Prepared, Refuse
 from tpu_sync_rl.staged_generations import StagedGeneration
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Fetcher

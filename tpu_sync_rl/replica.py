@@ -5,23 +5,19 @@ from dataclasses import dataclass, field
 
 from tpu_sync_rl.call_log import CallLog
 from tpu_sync_rl.members import Member, Program
-from tpu_sync_rl.messages import (
+from tpu_sync_rl.messages import Held, Holder, Outcome, Promise, ReplicaStatus
+from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.sampler_messages import (
     Abandon,
     Fetch,
     FetchFailed,
     FleetCommit,
-    Held,
-    Holder,
     JobEnded,
     JoinSampler,
-    Outcome,
     Prepared,
-    Promise,
     ReplicaRefused,
-    ReplicaStatus,
     SamplerJoined,
 )
-from tpu_sync_rl.process_stats import ProcessStats
 from tpu_sync_rl.verdict import Verdict
 
 # Failures that another try may not cure: a call that waits is told at once.

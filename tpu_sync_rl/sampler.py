@@ -19,24 +19,7 @@ from tpu_sync_rl.generation_layout import GenerationLayout
 from tpu_sync_rl.generations import Generation, notice_dead_arrays
 from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.message_codec import FromCoordinator
-from tpu_sync_rl.messages import (
-    Abandon,
-    Fetch,
-    FleetCommit,
-    FleetCommitStored,
-    Held,
-    JobEnded,
-    JoinSampler,
-    Latest,
-    RefusalTaken,
-    ReplicaRefused,
-    SamplerJoined,
-    SamplerOutcome,
-    Serve,
-    Take,
-    Took,
-    TrainerUp,
-)
+from tpu_sync_rl.messages import Held, TrainerUp
 from tpu_sync_rl.nics import numa_nodes
 from tpu_sync_rl.offers import Offers
 from tpu_sync_rl.options import (
@@ -51,6 +34,22 @@ from tpu_sync_rl.process_stats import ProcessStats, combined
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.receiver import Received, Receiver
 from tpu_sync_rl.report import DIRECT, PINNED_HOST, Report
+from tpu_sync_rl.sampler_messages import (
+    Abandon,
+    Fetch,
+    FleetCommit,
+    FleetCommitStored,
+    JobEnded,
+    JoinSampler,
+    Latest,
+    RefusalTaken,
+    ReplicaRefused,
+    SamplerJoined,
+    SamplerOutcome,
+    Serve,
+    Take,
+    Took,
+)
 from tpu_sync_rl.shard_table import shard_table
 from tpu_sync_rl.staged_generations import StagedGeneration, StagedPool, generation_pool
 from tpu_sync_rl.trace import Trace

@@ -10,7 +10,6 @@ import jax
 from tpu_sync_rl.buffers import Aliases, AliasResolver, LocalShards
 from tpu_sync_rl.errors import ManifestError, SyncTimeoutError
 from tpu_sync_rl.manifest import Manifest, changes
-from tpu_sync_rl.messages import Pins, PinsKept
 from tpu_sync_rl.options import Options, Staging
 from tpu_sync_rl.pins import MAX_PINNED, PinnedVersions, wait_until_computed
 from tpu_sync_rl.program import Program
@@ -18,6 +17,7 @@ from tpu_sync_rl.rails import Connection
 from tpu_sync_rl.snapshot import Snapshot
 from tpu_sync_rl.staging import num_fitting, takes_pinned_host
 from tpu_sync_rl.trace import Trace
+from tpu_sync_rl.trainer_messages import Pins, PinsKept
 from tpu_sync_rl.transport import Exporter, Traffic
 
 

@@ -16,8 +16,16 @@ from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.listener import Listener
 from tpu_sync_rl.message_codec import FromCoordinator
-from tpu_sync_rl.messages import (
-    Address,
+from tpu_sync_rl.messages import Address
+from tpu_sync_rl.options import Commit, OnStraggler, Options, Staging, Wait, checked_timeout
+from tpu_sync_rl.process_stats import combined, on_lines_of
+from tpu_sync_rl.program import Program
+from tpu_sync_rl.publications import Publications
+from tpu_sync_rl.report import DIRECT, PINNED_HOST, Report
+from tpu_sync_rl.source import Source
+from tpu_sync_rl.sync_handle import SyncHandle
+from tpu_sync_rl.trace import Trace
+from tpu_sync_rl.trainer_messages import (
     Announced,
     CloseJob,
     GiveUp,
@@ -29,14 +37,6 @@ from tpu_sync_rl.messages import (
     PublishOutcome,
     TrainerJoined,
 )
-from tpu_sync_rl.options import Commit, OnStraggler, Options, Staging, Wait, checked_timeout
-from tpu_sync_rl.process_stats import combined, on_lines_of
-from tpu_sync_rl.program import Program
-from tpu_sync_rl.publications import Publications
-from tpu_sync_rl.report import DIRECT, PINNED_HOST, Report
-from tpu_sync_rl.source import Source
-from tpu_sync_rl.sync_handle import SyncHandle
-from tpu_sync_rl.trace import Trace
 
 # Outcomes that are kept for a process that missed them when the coordinator died. It is behind by
 # no more calls than have published and wait, which pins keep to a few.
