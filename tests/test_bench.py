@@ -8,7 +8,7 @@ import pytest
 from bench_commands import add_to_path, measured, needs_namespaces, run_bench
 from jax.sharding import AxisType
 
-from tpu_sync_rl.bench import models, plan
+from tpu_sync_rl.bench import models, plan, tiles
 from tpu_sync_rl.bench.__main__ import main
 from tpu_sync_rl.bench.cases import Layout
 from tpu_sync_rl.bench.figures import Figure
@@ -218,6 +218,13 @@ def test_local_is_held_against_memcpy_and_device_put(tmp_path):
         (move, limit)
         for move in ("same sharding", "1x4 to 2x2", "axis 0 to 1")
         for limit in ("memcpy", "jax.device_put")
+    ]
+
+
+def test_tiles_are_held_against_rows(tmp_path):
+    figures = measured(tmp_path, "tiles", "--nbytes=700000", "--rounds=1")
+    assert [(figure["name"], figure["limit"]["name"]) for figure in figures] == [
+        (f"{tiling}: {move}", "rows to rows") for tiling in tiles.TILINGS for move in tiles.MOVES
     ]
 
 

@@ -20,6 +20,7 @@ from tpu_sync_rl.bench import (
     replay,
     reshard,
     shm,
+    tiles,
     wire,
 )
 from tpu_sync_rl.errors import SyncError
@@ -30,6 +31,7 @@ COMMANDS = {
     "leaves": leaves,
     "shm": shm,
     "local": local,
+    "tiles": tiles,
     "rails": rails,
     "overlap": overlap,
     "plan": plan,
