@@ -94,6 +94,16 @@ class LocalShards:
         sizes = zip(self.itemsize.tolist(), self.shapes, strict=True)
         return sum(itemsize * prod(shape) for itemsize, shape in sizes)
 
+    def nbytes_of(self, leaf: int) -> int:
+        """Bytes of the shards of a leaf."""
+        first, last = self.first_shard[leaf : leaf + 2]
+        return (last - first) * self.shard_nbytes_of(leaf)
+
+    def shard_nbytes_of(self, leaf: int) -> int:
+        """Bytes of one shard of a leaf, which are all alike; 0 where there is none."""
+        first, last = self.first_shard[leaf : leaf + 2]
+        return int(self.itemsize[first]) * prod(self.shapes[first]) if first < last else 0
+
 
 def _held_boxes(
     layout: BoxLayout, process: int
@@ -221,11 +231,11 @@ class Aliases:
         parts = _parts(array, self.shards.devices[leaf])
         return [jax.random.key_data(part) for part in parts] if self.shards.is_key[leaf] else parts
 
-    def _hold(self, leaf: int, parts: list[jax.Array]) -> None:
-        """Pins `parts`, and notes where they lie."""
+    def _hold(self, leaf: int, parts: list[jax.Array]) -> list[Any]:
+        """Pins `parts`, and notes where they lie. Returns what keeps them there."""
         if not parts:
             self._pins[leaf] = []
-            return
+            return []
         shards = self.shards
         first, last = shards.first_shard[leaf], shards.first_shard[leaf + 1]
         pins: list[Any]
@@ -241,6 +251,7 @@ class Aliases:
             last - first
         )
         self._pins[leaf] = pins
+        return pins
 
     def _is_in_place(self, leaf: int) -> bool:
         """Whether its shards can be read where they are."""

@@ -26,7 +26,7 @@ class DeviceMemory:
         """
         self._most_nbytes = most_nbytes
         self._of_leaf = [
-            (leaf.devices, layout.shard_nbytes_of(index))
+            (leaf.devices, layout.shards.shard_nbytes_of(index))
             for index, leaf in enumerate(layout.leaves)
         ]
         self._lock = threading.Lock()

@@ -80,18 +80,6 @@ class GenerationLayout:
         }
         return cls(shards, ends[:-1], int(ends[-1]), tuple(made), copied, set())
 
-    def nbytes_of(self, leaf: int) -> int:
-        """Bytes of the shards of a leaf, copies counted once."""
-        num_shards = self.shards.first_shard[leaf + 1] - self.shards.first_shard[leaf]
-        return num_shards * self.shard_nbytes_of(leaf)
-
-    def shard_nbytes_of(self, leaf: int) -> int:
-        """Bytes of one shard of a leaf; 0 where this process holds none."""
-        first, last = self.shards.first_shard[leaf : leaf + 2]
-        if first == last:
-            return 0
-        return int(self.shards.itemsize[first]) * prod(self.shards.shapes[first])
-
 
 def _array_to_make(
     like: Any, commit: bool, first_shard: int, shard_at: Mapping[Starts, int]

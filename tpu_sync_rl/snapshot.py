@@ -10,7 +10,9 @@ from tpu_sync_rl._native import ShardLayout
 from tpu_sync_rl.buffers import Aliases, LocalShards, is_narrow, layout_of
 from tpu_sync_rl.manifest import Manifest
 from tpu_sync_rl.report import PINNED_HOST
-from tpu_sync_rl.staging import Window
+from tpu_sync_rl.staging import Window, batches
+
+_Parts = dict[int, list[jax.Array]]  # per leaf, each of one device
 
 
 class Snapshot(Aliases):
@@ -34,15 +36,14 @@ class Snapshot(Aliases):
 
         Args:
             arrays: of the version.
-            on_landed: hears, leaf after leaf, of those whose addresses and strides are there.
+            on_landed: hears, a few at a time, of leaves whose addresses and strides are there.
         """
         window = Window(self._window_nbytes)
         try:
-            for leaf, array in enumerate(arrays):
-                parts = self._parts(leaf, array)
-                nbytes = sum(part.nbytes for part in parts)
-                landed = partial(self._land, leaf, on_landed)
-                window.begin(nbytes, partial(_to_pinned_host, parts), landed)
+            for leaves, nbytes in batches(range(len(arrays)), self.shards):
+                parts = {leaf: self._parts(leaf, arrays[leaf]) for leaf in leaves}
+                copied, landed = partial(_to_pinned_host, parts), partial(self._land, on_landed)
+                window.begin(nbytes, copied, landed)
             window.finish()
         except BaseException:
             self._failed = True
@@ -60,12 +61,10 @@ class Snapshot(Aliases):
             self._pins.update(self._landed)
         return not self._failed
 
-    def _land(
-        self, leaf: int, on_landed: Callable[[list[int]], object], parts: list[jax.Array]
-    ) -> None:
-        self._hold(leaf, parts)
-        self._landed[leaf] = self._pins[leaf]
-        on_landed([leaf])
+    def _land(self, on_landed: Callable[[list[int]], object], copies: _Parts) -> None:
+        for leaf, parts in copies.items():
+            self._landed[leaf] = self._hold(leaf, parts)
+        on_landed(list(copies))
 
     def _is_in_place(self, leaf: int) -> bool:
         return not is_narrow(self.manifest.leaves[leaf].dtype)
@@ -90,7 +89,8 @@ class Snapshot(Aliases):
             ) from error
 
 
-def _to_pinned_host(parts: list[jax.Array]) -> Any:
+def _to_pinned_host(parts: _Parts) -> _Parts:
     # A copy also of what is in pinned host memory already, and could be donated there.
-    shardings = [part.sharding.with_memory_kind(PINNED_HOST) for part in parts]
-    return jax.device_put(parts, shardings, may_alias=False)
+    shardings = jax.tree.map(lambda part: part.sharding.with_memory_kind(PINNED_HOST), parts)
+    copies: _Parts = jax.device_put(parts, shardings, may_alias=False)
+    return copies

@@ -12,7 +12,7 @@ from tpu_sync_rl.device_memory import DeviceMemory
 from tpu_sync_rl.generation_layout import GenerationLayout
 from tpu_sync_rl.generations import Generation, GenerationPool
 from tpu_sync_rl.options import Staging
-from tpu_sync_rl.staging import Window, num_fitting, takes_pinned_host
+from tpu_sync_rl.staging import Window, batches, num_fitting, takes_pinned_host
 from tpu_sync_rl.trace import Trace
 
 
@@ -71,30 +71,46 @@ class StagedGeneration(Generation):
         return self._window.busy_s
 
     def _begin(self, leaves: Iterable[int]) -> None:
-        for leaf in leaves:
-            if not self._begun[leaf]:
-                nbytes = self._layout.nbytes_of(leaf)
-                copied, landed = partial(self._copied, leaf), partial(self._land, leaf)
-                self._window.begin(nbytes, copied, landed)
+        left = [leaf for leaf in leaves if not self._begun[leaf]]
+        for batch, nbytes in batches(left, self._layout.shards):
+            self._window.begin(nbytes, partial(self._copied, batch), self._land)
+            for leaf in batch:
                 self._begun[leaf] = True
 
-    def _copied(self, leaf: int) -> Any:
-        array: Any = self._made(leaf, must_alias=False)
-        if any(device.platform != "cpu" for device in array.devices()):
-            return array
-        made = self._layout.leaves[leaf]
-        # On a CPU what was made is an alias.
-        if made.device is not None:
-            return jax.device_put(array, may_alias=False)
-        parts = [shard.data for shard in array.addressable_shards]
-        formats = [part.format if made.key_impl is None else part.sharding for part in parts]
-        copies = jax.device_put(parts, formats, may_alias=False)
-        return jax.make_array_from_single_device_arrays(
-            array.shape, array.sharding, copies, dtype=array.dtype
-        )
+    def _copied(self, leaves: Sequence[int]) -> dict[int, Any]:
+        """The arrays of `leaves`, on their way to the devices."""
+        arrays: dict[int, Any] = {leaf: self._made(leaf, must_alias=False) for leaf in leaves}
+        aliases = {
+            leaf: array
+            for leaf, array in arrays.items()
+            if all(device.platform == "cpu" for device in array.devices())
+        }
+        return arrays | self._copies(aliases) if aliases else arrays
 
-    def _land(self, leaf: int, array: jax.Array) -> None:
-        self._arrays[leaf] = array
+    def _copies(self, aliases: dict[int, Any]) -> dict[int, Any]:
+        """What takes the place of arrays that JAX makes over the memory itself, as on a CPU."""
+        made = self._layout.leaves
+        parts = {}
+        for leaf, array in aliases.items():
+            if made[leaf].device is None:  # else it is not committed, and has to stay so
+                parts[leaf] = [shard.data for shard in array.addressable_shards]
+        formats = {
+            leaf: [x.format if made[leaf].key_impl is None else x.sharding for x in of_leaf]
+            for leaf, of_leaf in parts.items()
+        }
+        copies = jax.device_put(parts, formats, may_alias=False)
+        return {
+            leaf: jax.device_put(array, may_alias=False)
+            if leaf not in copies
+            else jax.make_array_from_single_device_arrays(
+                array.shape, array.sharding, copies[leaf], dtype=array.dtype
+            )
+            for leaf, array in aliases.items()
+        }
+
+    def _land(self, copies: dict[int, Any]) -> None:
+        for leaf, array in copies.items():
+            self._arrays[leaf] = array
 
 
 class StagedPool(GenerationPool):

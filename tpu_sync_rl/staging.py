@@ -7,7 +7,7 @@ wire. Public JAX API alone, which a CPU runs as well: there both are copies in h
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -15,6 +15,8 @@ import jax
 from tpu_sync_rl.buffers import LocalShards
 from tpu_sync_rl.options import StagingMode
 from tpu_sync_rl.report import PINNED_HOST, shown_nbytes
+
+_BATCH_NBYTES = 1 << 20
 
 
 def takes_pinned_host(mode: StagingMode, shards: LocalShards) -> bool:
@@ -38,6 +40,24 @@ def num_fitting(what: str, nbytes: int, limit: str, most_nbytes: int | None, lea
             f"{least * nbytes - most_nbytes} bytes are missing"
         )
     return most_nbytes // max(1, nbytes)
+
+
+def batches(leaves: Iterable[int], shards: LocalShards) -> Iterator[tuple[list[int], int]]:
+    """Cuts `leaves` into runs that are copied at once, small ones together; and bytes of each.
+
+    JAX takes half the time for a leaf among others: 10,000 small ones took 1.8 s by themselves.
+    """
+    batch: list[int] = []
+    batch_nbytes = 0
+    for leaf in leaves:
+        nbytes = shards.nbytes_of(leaf)
+        if batch and batch_nbytes + nbytes > _BATCH_NBYTES:
+            yield batch, batch_nbytes
+            batch, batch_nbytes = [], 0
+        batch.append(leaf)
+        batch_nbytes += nbytes
+    if batch:
+        yield batch, batch_nbytes
 
 
 class Window:
