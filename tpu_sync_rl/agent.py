@@ -84,6 +84,7 @@ class SessionAgent(Agent, Generic[Session]):
         options: Options,
         staging: Staging,
         likes: Likes,
+        groups: Sequence[Sequence[str]],
         settings: Mapping[str, Any],
         *,
         are_copied: bool,
@@ -94,6 +95,7 @@ class SessionAgent(Agent, Generic[Session]):
             options: of the session.
             staging: likewise.
             likes: its leaves.
+            groups: keys of leaves that one call takes or returns.
             settings: further arguments of its class.
             are_copied: whether what the controller passes and takes is copied on the way.
         """
@@ -101,6 +103,7 @@ class SessionAgent(Agent, Generic[Session]):
         self._options = options
         self._staging = staging
         self._likes = likes
+        self._groups = groups
         self._settings = settings
         self._are_copied = are_copied
         self._session: Session | None = None
@@ -147,9 +150,9 @@ class TrainerAgent(SessionAgent[TrainerSession]):
         self._kept: dict[str, jax.Array] = {}
 
     @answers
-    def give(self, _: jax.Array, *arrays: jax.Array, keys: Sequence[str]) -> None:
+    def give(self, _: jax.Array, *arrays: jax.Array, group: int) -> None:
         """Takes leaves of the version that is published next; of PRNG keys their data."""
-        for key, array in zip(keys, arrays, strict=True):
+        for key, array in zip(self._groups[group], arrays, strict=True):
             self._given[key] = from_data(array, self._likes[key])
 
     @answers
@@ -261,7 +264,8 @@ class SamplerAgent(SessionAgent[SamplerSession]):
     def take(self, request: jax.Array) -> list[jax.Array]:
         """Leaves of the version that `sync` took; of PRNG keys their data."""
         assert self._update is not None
-        return [to_data(self._update.params[key]) for key in asked(request)["keys"]]
+        keys = self._groups[asked(request)["group"]]
+        return [to_data(self._update.params[key]) for key in keys]
 
     @answers
     def taken(self, _: jax.Array) -> None:

@@ -29,8 +29,10 @@ class AgentLeaves:
         manifest: of them, as the controller sees it.
         likes: per key what the agents have.
         shardings: of that as calls take it: see `to_data`.
-        groups: devices -> positions of leaves: a call of the agents takes and returns arrays that
-            are on the same devices in the same order.
+        groups: positions of leaves: a call of the agents takes and returns arrays that are on the
+            same devices in the same order. By key, whatever the order of the leaves.
+        keys_of_group: the keys of each.
+        devices_of_group: the devices of each.
         devices: all of them, and so one on each host that has an agent.
         are_copied: whether an agent's arrays are not those of the controller.
     """
@@ -52,10 +54,12 @@ class AgentLeaves:
             beside(key, to_data(leaf).sharding) if isinstance(leaf, jax.Array) else sharding
             for key, leaf, sharding in zip(keys, leaves, own, strict=True)
         ]
-        self.groups: dict[Devices, list[int]] = {}
-        for position, sharding in enumerate(own):
-            self.groups.setdefault(devices_of(sharding), []).append(position)
-        held = {device for devices in self.groups for device in devices}
+        groups: dict[Devices, list[int]] = {}
+        for position in sorted(range(len(keys)), key=keys.__getitem__):
+            groups.setdefault(devices_of(own[position]), []).append(position)
+        self.devices_of_group, self.groups = list(groups), list(groups.values())
+        self.keys_of_group = [[keys[i] for i in positions] for positions in self.groups]
+        held = {device for devices in groups for device in devices}
         if jax.process_count() > 1:  # where every controller has an agent, also without a shard
             held |= set(cpu_devices(tuple(jax.devices())))
         self.devices: Devices = tuple(sorted(held, key=lambda device: device.id))
@@ -87,6 +91,7 @@ class AgentCalls:
             options,
             staging,
             leaves.likes,
+            leaves.keys_of_group,
             settings,
             are_copied=leaves.are_copied,
         )

@@ -121,10 +121,9 @@ class AgentSamplerSession(SamplerSession):
             return None
         leaves, agents = self._leaves, self._front.agents
         params: list[Any] = [None] * len(leaves.keys)
-        for devices, positions in leaves.groups.items():
-            keys = [leaves.keys[i] for i in positions]
-            likes = [leaves.likes[key] for key in keys]
-            taken = agents.arrays("take", devices, likes, keys=keys)
+        for group, positions in enumerate(leaves.groups):
+            likes = [leaves.likes[leaves.keys[i]] for i in positions]
+            taken = agents.arrays("take", leaves.devices_of_group[group], likes, group=group)
             for position, array, like in zip(positions, taken, likes, strict=True):
                 params[position] = jax.device_put(from_data(array, like), self._targets[position])
         if leaves.are_copied:

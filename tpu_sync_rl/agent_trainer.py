@@ -148,9 +148,9 @@ class AgentTrainerSession(TrainerSession):
             )
         agents = self._front.agents
         copies = jax.device_put([to_data(array) for array in arrays], leaves.shardings)
-        for devices, positions in leaves.groups.items():
-            keys = [leaves.keys[i] for i in positions]
-            agents.call("give", *(copies[i] for i in positions), devices=devices, keys=keys)
+        for group, positions in enumerate(leaves.groups):
+            devices = leaves.devices_of_group[group]
+            agents.call("give", *(copies[i] for i in positions), devices=devices, group=group)
         return self._front, self._front.start("publish", deadline, version=version, wait=wait)
 
     def _described(self, params: Any, arrays: Sequence[Any]) -> AgentLeaves:
@@ -167,7 +167,7 @@ class AgentTrainerSession(TrainerSession):
                 "the params differ from those of the first sync_weights of this session: "
                 + "; ".join(changes(first.manifest, leaves.manifest))
             )
-        if leaves.devices != first.devices:
+        if (leaves.devices, leaves.keys_of_group) != (first.devices, first.keys_of_group):
             raise ManifestError(
                 "the params are on other devices than those of the first sync_weights of this "
                 "session, beside which its agents are"

@@ -30,7 +30,7 @@ from tpu_sync_rl.program import Program
 Devices = tuple[jax.Device, ...]
 
 _ROW_NBYTES = 4096  # requests are padded to a multiple, so that few shapes are compiled
-_PAGE_NBYTES = 1 << 16  # of an answer, its length within
+_PAGE_NBYTES = 4096  # of an answer, its length within; polls ask for many
 _LENGTH_NBYTES = 8
 _TEXT_NBYTES = _PAGE_NBYTES - _LENGTH_NBYTES
 
