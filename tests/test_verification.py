@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tpu_sync_rl as tsr
-from tpu_sync_rl import receiver, verification
+from tpu_sync_rl import planner, verification
 from tpu_sync_rl.generations import Generation
 from tpu_sync_rl.transport import Fetcher
 
@@ -221,7 +221,7 @@ def test_bytes_that_land_elsewhere_are_seen(monkeypatch):
 
 
 def test_plan_that_mistakes_one_leaf_for_another_is_seen(monkeypatch):
-    make_plan = receiver.make_plan
+    make_plan = planner.make_plan
     twins = {POSITION["twin/a"], POSITION["twin/b"]}
 
     def mistaken(source, sink, pairs, **options):
@@ -232,7 +232,7 @@ def test_plan_that_mistakes_one_leaf_for_another_is_seen(monkeypatch):
         plan = make_plan(source, sink, wrong, **options)
         return dataclasses.replace(plan, pairs=tuple(pairs))
 
-    monkeypatch.setattr(receiver, "make_plan", mistaken)
+    monkeypatch.setattr(planner, "make_plan", mistaken)
     with tsr.connect_trainer(timeout=20) as trainer, connect_sampler(trainer, "full") as sampler:
         given = params(1)
         handle = tsr.sync_weights(given, to=trainer, version=1, wait=None)
