@@ -120,12 +120,13 @@ class AgentSamplerSession(SamplerSession):
         if found is None:
             return None
         leaves, agents = self._leaves, self._front.agents
-        params: list[Any] = [None] * len(leaves.keys)
+        arrays: list[Any] = [None] * len(leaves.keys)
         for group, positions in enumerate(leaves.groups):
             likes = [leaves.likes[leaves.keys[i]] for i in positions]
             taken = agents.arrays("take", leaves.devices_of_group[group], likes, group=group)
             for position, array, like in zip(positions, taken, likes, strict=True):
-                params[position] = jax.device_put(from_data(array, like), self._targets[position])
+                arrays[position] = from_data(array, like)
+        params = jax.device_put(arrays, self._targets)
         if leaves.are_copied:
             jax.block_until_ready(params)
         agents.call("taken")
