@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "digest.h"
+#include "tiled_copy.h"
 #include "transfer.h"
 
 namespace tsr {
@@ -116,6 +117,36 @@ TEST_P(EveryRailTest, EveryByteArrivesWithoutChecksums) {
   ASSERT_OK(transfer.Publish(exporter.get(), 0, 3));
   ASSERT_OK(FetchAll(fetcher.get(), transfer, 3));
   EXPECT_TRUE(transfer.SinkIsRight());
+}
+
+TEST_P(EveryRailTest, TilesArriveInOtherTiles) {
+  const std::vector<int64_t> extents = {300, 700}, order = {0, 1};
+  const Transfer transfer({{.shape = extents}}, 1, 100'000);
+  const std::vector<std::vector<int64_t>> pairs = {{8, 128}, {2, 1}}, squares = {{16, 16}};
+  auto from = std::make_shared<ShardLayout>(), to = std::make_shared<ShardLayout>();
+  ASSERT_OK(ShardLayout::Make(extents, 2, order, pairs, from.get()));
+  ASSERT_OK(ShardLayout::Make(extents, 2, order, squares, to.get()));
+  const BoxView box = from->box();
+  const ShardLayout rows = ShardLayout::RowMajor(box, 2);
+  const uint8_t* const leaf = transfer.sources[0]->shards[0].bytes.data();
+  std::vector<uint8_t> source(from->nbytes()), sink(to->nbytes()), found(VolumeOf(box) * 2);
+  CopyTiled(Op(), 2, box, {box, leaf, &rows}, {box, source.data(), from.get()}, Stores::kCached);
+
+  std::unique_ptr<Exporter> exporter = MakeExporter(*transfer.sources[0]);
+  std::unique_ptr<Fetcher> fetcher = MakeFetcher(transfer.plan);
+  Connect(exporter.get(), fetcher.get(), 0);
+  const std::vector<uint64_t> address = {reinterpret_cast<uint64_t>(source.data())};
+  const std::vector<uint64_t> sink_address = {reinterpret_cast<uint64_t>(sink.data())};
+  const std::vector<int64_t> no_strides(2);
+  ASSERT_OK(exporter->Publish(1, address, no_strides, /*coming=*/false, {{0, from}}));
+  ASSERT_OK(fetcher->Begin(1, sink_address, {{0, to}}));
+  bool done = false;
+  ASSERT_OK(fetcher->Wait(Deadline::After(kTestTimeoutS), &done));
+  EXPECT_TRUE(done);
+  fetcher->End();
+  CopyTiled(Op(), 2, box, {box, sink.data(), to.get()}, {box, found.data(), &rows},
+            Stores::kCached);
+  EXPECT_EQ(found, transfer.sources[0]->shards[0].bytes);
 }
 
 TEST_P(EveryRailTest, ThousandsOfSmallLeavesShareChunks) {
