@@ -335,7 +335,7 @@ def staged(move: Move, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
         unsafe_buffer_pointer=lambda: move.source.memory[0].ctypes.data,
         format=SimpleNamespace(layout=Layout(move.source.order, tiling=move.source.tiles)),
     )
-    monkeypatch.setattr(snapshot, "_to_pinned_host", lambda parts: [part])
+    monkeypatch.setattr(snapshot, "_to_pinned_host", lambda parts: {0: [part]})
     copy = Snapshot(table.manifest, shards, window_nbytes=1 << 20)
     copy.stage([array], lambda _: None)
     return copy
