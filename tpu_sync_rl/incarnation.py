@@ -5,10 +5,11 @@ from collections.abc import Collection
 from tpu_sync_rl import authentication
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.fleet import Fleet, Round
+from tpu_sync_rl.inheritance import Inheritance
 from tpu_sync_rl.members import Member, Program
 from tpu_sync_rl.messages import Held, Outcome, TrainerUp
 from tpu_sync_rl.publish_call import PublishCall
-from tpu_sync_rl.replica import Replica, Transfer, covers
+from tpu_sync_rl.replica import Replica, covers
 from tpu_sync_rl.sampler_messages import FetchFailed, Offer
 from tpu_sync_rl.sources import Sources
 from tpu_sync_rl.trainer_messages import (
@@ -21,6 +22,7 @@ from tpu_sync_rl.trainer_messages import (
     Publish,
     TrainerJoined,
 )
+from tpu_sync_rl.transfer import Transfer
 
 # Decided calls that are kept for a process that missed their end.
 _NUM_KEPT_CALLS = 64
@@ -50,17 +52,13 @@ class Incarnation(Program):
         self._round: Round | None = None  # of the last version announced
         self._lease_s = first.straggler_timeout_s
         self._live: list[str] = []  # as its processes know
-        self._restoring = first.epoch > 0  # not all are back that knew another coordinator
-        self._gone: set[str] = set()  # replicas that did not come back
+        self._inheritance = Inheritance(first, patience_s, now)
         self._sources: dict[int, Sources] = {}  # of each version that is read, and of the newest
         self._manifest = b""
         self._joins: dict[int, JoinTrainer] = {}  # the last of each process
         self._calls: dict[int, PublishCall] = {}
         self._close_by: dict[int, float] = {}  # per process that wants the job to end
         self._patience_s = patience_s
-        # What another coordinator announced and nobody has published again here.
-        self._inherited: set[int] = set()
-        self._inherited_until = now + patience_s if first.epoch else now
 
     # --- membership
 
@@ -78,7 +76,7 @@ class Incarnation(Program):
         member.send(TrainerJoined(self._epoch))
         if not self.digest and message.manifest is not None:
             self.digest, self._manifest = message.digest, message.manifest
-        if not self._restoring:
+        if self._inheritance.is_settled:
             member.send(Live(self._live))
         for outcome in message.outcomes:
             known = self._calls.get(outcome.call)
@@ -99,7 +97,7 @@ class Incarnation(Program):
             elif version <= newest:
                 member.send(Pins(version, [], 0))
             elif self.newest is None:
-                self._inherited.add(version)
+                self._inheritance.versions.add(version)
 
     @property
     def is_known(self) -> bool:
@@ -133,25 +131,6 @@ class Incarnation(Program):
         else:
             call.enter(member.process_index, message, now)
 
-    def _restore(self, replicas: Collection[Replica], now: float) -> None:
-        """Goes on where it was with another coordinator, once everybody is back."""
-        joins = self._joins.values()
-        self._gone = {name for join in joins for name in join.replicas}
-        self._gone -= {replica.name for replica in replicas if replica.is_restored}
-        if now < self._inherited_until and (self._gone or len(joins) < self.process_count):
-            return
-        newest = max((join.newest for join in joins), default=-1)
-        if newest >= 0 and self.digest:
-            self.newest = held = Held(self.name, newest)
-            pinned = all(newest in join.pinned for join in joins)
-            readers = {replica for replica in replicas if replica.is_live} if pinned else set()
-            self._sources[newest] = Sources(held, self, readers, now, self._lease_s)
-            self._inherited.discard(newest)
-            if self._decides_together:
-                live = {replica for replica in replicas if replica.is_live}
-                self._round = self._fleet.begin(held, live, now, drop=self._drop)
-        self._restoring = False
-
     def give_up(self, call: int, now: float) -> None:
         """The deadline of a call has passed in some process."""
         if call in self._calls:
@@ -159,8 +138,8 @@ class Incarnation(Program):
 
     def announce(self, replicas: Collection[Replica], now: float) -> None:
         """Announces versions, or ends their calls, in the order of the calls."""
-        if self._restoring:
-            self._restore(replicas, now)
+        if not self._inheritance.is_settled:
+            self._settle(replicas, now)
         departed = self.departed(now, self._patience_s)
         for call in self._open_calls():
             outcome: Outcome | None = None
@@ -172,6 +151,16 @@ class Incarnation(Program):
                 self._decide(call, outcome, replicas, now)
             elif call.held is None:
                 break  # the next one has to wait for it
+
+    def _settle(self, replicas: Collection[Replica], now: float) -> None:
+        """Goes on where it was with another coordinator, once everybody is back."""
+        joins = self._joins.values()
+        self._inheritance.settle(joins, self.process_count, replicas, now)
+        newest = max((join.newest for join in joins), default=-1)
+        if self._inheritance.is_settled and newest >= 0 and self.digest:
+            pinned = all(newest in join.pinned for join in joins)
+            live = {replica for replica in replicas if replica.is_live}
+            self._begin(Held(self.name, newest), live, live if pinned else set(), now)
 
     def conclude(self, replicas: Collection[Replica], now: float) -> None:
         """Ends calls whose version is announced: everybody has it, or their time is over."""
@@ -234,8 +223,8 @@ class Incarnation(Program):
 
     def _has_to_wait_for(self) -> str:
         """What keeps every version from being announced now."""
-        if self._restoring:
-            names = ", ".join(sorted(self._gone)) or "the trainer's processes"
+        if not self._inheritance.is_settled:
+            names = ", ".join(sorted(self._inheritance.gone)) or "the trainer's processes"
             return f"the coordinator was restarted and waits for {names}"
         if self._round is not None and not self._round.is_over and not self._round.late_callers:
             return self._round.lacking()
@@ -243,15 +232,20 @@ class Incarnation(Program):
 
     def _announce(self, call: PublishCall, live: set[Replica], now: float) -> None:
         held = Held(self.name, call.first.version)
-        call.held, call.waiting, self.newest = held, set(live), held
-        call.lost, self._gone = self._gone, set()
-        if self._decides_together:
-            call.round = self._round = self._fleet.begin(held, live, now, drop=self._drop)
-        self._sources[held.version] = Sources(held, self, live, now, self._lease_s)
+        self._begin(held, live, live, now)
+        call.held, call.waiting, call.round = held, set(live), self._round
+        call.lost = self._inheritance.lost()
         self.broadcast(Announced(call.number, held.version))
-        self._inherited.discard(held.version)
         # Newer ones are about to be published again, in the order of their calls.
-        self._let_go({version for version in self._inherited if version < held.version})
+        self._let_go({older for older in self._inheritance.versions if older < held.version})
+
+    def _begin(self, held: Held, live: set[Replica], readers: set[Replica], now: float) -> None:
+        """Makes `held` the newest; the trainer keeps it for `readers` without being asked."""
+        self.newest = held
+        if self._decides_together:
+            self._round = self._fleet.begin(held, live, now, drop=self._drop)
+        self._sources[held.version] = Sources(held, self, readers, now, self._lease_s)
+        self._inheritance.versions.discard(held.version)
 
     # --- pins and transfers
 
@@ -276,11 +270,10 @@ class Incarnation(Program):
                 self._sources[newest.version].begin(
                     replica, promise, keep=self._decides_together, now=now
                 )
-        if self._inherited and now >= self._inherited_until:
-            again = {call.first.version for call in self._open_calls()}
-            self._let_go(self._inherited - again)
+        again = {call.first.version for call in self._open_calls()}
+        self._let_go(self._inheritance.outlived(again, now))
         live = sorted(replica.name for replica in replicas if replica.is_live)
-        if live != self._live and not self._restoring:
+        if live != self._live and self._inheritance.is_settled:
             self._live = live
             self.broadcast(Live(live))
 
@@ -318,7 +311,7 @@ class Incarnation(Program):
     def _let_go(self, inherited: set[int]) -> None:
         for version in sorted(inherited):
             self.broadcast(Pins(version, [], 0))
-        self._inherited -= inherited
+        self._inheritance.versions -= inherited
 
     # --- the end
 

@@ -1,7 +1,6 @@
 """One replica as the coordinator sees it: its verdict on the manifest, its transfer, its calls."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from tpu_sync_rl.call_log import CallLog
 from tpu_sync_rl.members import Member, Program
@@ -18,12 +17,11 @@ from tpu_sync_rl.sampler_messages import (
     ReplicaRefused,
     SamplerJoined,
 )
+from tpu_sync_rl.transfer import Retries, Transfer
 from tpu_sync_rl.verdict import Verdict
 
 # Failures that another try may not cure: a call that waits is told at once.
 _TELLING = ("CorruptionError", "PlanError", "ManifestError")
-_FIRST_RETRY_S = 0.5
-_MOST_RETRY_S = 5.0
 
 
 def covers(held: Held | None, wanted: Held) -> bool:
@@ -33,17 +31,6 @@ def covers(held: Held | None, wanted: Held) -> bool:
         and held.incarnation == wanted.incarnation
         and held.version >= wanted.version
     )
-
-
-@dataclass(slots=True)
-class Transfer:
-    """A version on its way into a replica, and the processes that have it."""
-
-    held: Held
-    promise: Promise | None  # what its processes were told to promise
-    holder: str = ""  # the replica that it comes from; "" for the trainer
-    released: bool = False  # the fleet has committed it meanwhile
-    stats: dict[int, ProcessStats] = field(default_factory=dict)
 
 
 class Replica(Program):
@@ -76,13 +63,11 @@ class Replica(Program):
         self.ended: JobEnded | None = None
         self.verdict = Verdict()
         self.calls = CallLog(first.process_count)
-        self._last_failure = ""
+        self._retries = Retries()
         self._patience_s = patience_s
         self._stats: dict[Held, list[ProcessStats]] = {}
         self._fleet_commit: Held | None = None  # the last one told
         self._stored: set[int] = set()  # processes that have stored it
-        self._num_failures = 0
-        self._retry_at = 0.0
         # Where another coordinator knew this life: what each process said of itself. Nothing is
         # decided until all have, since any of them may know of a decision.
         self._restoring: dict[int, JoinSampler] | None = {} if first.sink else None
@@ -155,7 +140,7 @@ class Replica(Program):
     def ask_again(self) -> None:
         """A new manifest: every process is to admit or refuse it."""
         self.verdict.forget()
-        self._num_failures, self._retry_at, self._last_failure = 0, 0.0, ""
+        self._retries.forget()
 
     def refuse(self, process: int, digest: str, text: str, now: float) -> None:
         """The manifest does not fit what `process` wants: the whole replica is refused."""
@@ -177,7 +162,7 @@ class Replica(Program):
             and self.promised is None
             and self._restoring is None
             and not self.calls.holding
-            and now >= self._retry_at
+            and self._retries.are_due(now)
         )
 
     def is_receiving(self, held: Held) -> bool:
@@ -226,7 +211,7 @@ class Replica(Program):
             kept = {held: s for held, s in self._stats.items() if held == self.prepared}
             stats = [transfer.stats[process] for process in range(self.process_count)]
             self._stats = {**kept, transfer.held: stats}
-            self._num_failures, self._last_failure = 0, ""
+            self._retries.forget()
             self.transfer = None
 
     def on_failed(self, message: FetchFailed, now: float) -> bool:
@@ -234,9 +219,7 @@ class Replica(Program):
         transfer = self.transfer
         if transfer is None or (transfer.held, transfer.holder) != (message.held, message.holder):
             return False
-        self._last_failure = f"the last transfer failed with {message.error}: {message.text}"
-        self._retry_at = now + min(_FIRST_RETRY_S * 2**self._num_failures, _MOST_RETRY_S)
-        self._num_failures += 1
+        self._retries.failed(message, now)
         self.abandon()
         if message.error in _TELLING and self.calls.asked is not None:
             self.conclude(Outcome(message.error, message.text, None))
@@ -360,4 +343,4 @@ class Replica(Program):
             situation = f"version {version} is prepared and waits for the rest of the fleet"
         elif self.prepared is not None:
             situation = f"version {self.prepared.version} is prepared and not taken"
-        return "; ".join(filter(None, (situation, self._last_failure)))
+        return "; ".join(filter(None, (situation, self._retries.last_failure)))

@@ -6,9 +6,10 @@ from tpu_sync_rl.holders import Holders
 from tpu_sync_rl.members import Program
 from tpu_sync_rl.messages import Held, Promise
 from tpu_sync_rl.readers import Readers
-from tpu_sync_rl.replica import Replica, Transfer, covers
+from tpu_sync_rl.replica import Replica, covers
 from tpu_sync_rl.sampler_messages import FetchFailed, Offer
 from tpu_sync_rl.trainer_messages import Pins, PinsKept
+from tpu_sync_rl.transfer import Transfer
 
 
 class Sources:
