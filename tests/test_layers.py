@@ -53,8 +53,8 @@ FLOORS = (
     ("coordinator_server", "journal", "channel"),
     ("coordinator", "client"),
     # roles
-    ("calls", "dialler", "planner"),
-    ("publications", "sync_handle", "feed"),
+    ("calls", "dialler", "planner", "prepared_versions"),
+    ("publications", "sync_handle", "feed", "updates"),
     ("pins", "receiver"),
     ("source",),
     ("offers",),

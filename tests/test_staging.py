@@ -261,7 +261,7 @@ def test_version_that_finds_room_comes_beside_the_current_one(trainer) -> None:
     with connect(trainer, like=weights(0), max_device_nbytes=16384) as sampler:
         first = take(trainer, sampler, 1)
         tsr.sync_weights(weights(2), to=trainer)
-        (received,) = sampler._receiver._prepared.values()
+        (received,) = sampler._receiver.prepared
         assert received.leaves is not None
         assert sampler.sync_weights().version == 2 and first.version == 1
 
@@ -270,7 +270,7 @@ def test_version_without_room_takes_that_of_the_current_one_within_the_call(trai
     with connect(trainer, like=weights(0), max_device_nbytes=8192) as sampler:
         update = take(trainer, sampler, 1)
         tsr.sync_weights(weights(2), to=trainer)
-        (received,) = sampler._receiver._prepared.values()
+        (received,) = sampler._receiver.prepared
         assert received.leaves is None
         with pytest.raises(tsr.SyncError, match="needs 8192 bytes more than max_device_nbytes on"):
             sampler.sync_weights()

@@ -172,7 +172,8 @@ class Offers:
         """The arrays of `held` under the trainer's keys, where all are there."""
         if self._program.agent != "process":
             return None  # an agent's memory is used again as soon as it is copied, read or not
-        arrays, taken = self._receiver.arrays(held), self._taken
+        received, taken = self._receiver.prepared.get(held), self._taken
+        arrays = None if received is None else received.leaves
         if arrays is None and taken is not None and taken[0] == held:
             arrays = [reference() for reference in taken[1]]
         keys = self._receiver.trainer_keys(held.incarnation)

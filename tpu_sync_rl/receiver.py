@@ -5,7 +5,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from tpu_sync_rl.messages import Held, Holder, Message, Promise, TrainerUp
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.plan import Plan
 from tpu_sync_rl.planner import Planner
+from tpu_sync_rl.prepared_versions import PreparedVersions, Received
 from tpu_sync_rl.process_stats import ProcessStats
 from tpu_sync_rl.sampler_messages import Abandon, Admit, Fetch, FetchFailed, Prepared, Refuse
 from tpu_sync_rl.staged_generations import StagedGeneration
@@ -29,23 +29,14 @@ _LOOK_S = 0.01  # how late the end of H2D is noticed
 _GOODBYE_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A prepared version: every byte of it that this process needs is verified."""
-
-    held: Held
-    generation: Generation
-    leaves: list[Any] | None  # jax.Arrays, in the manifest's order; None before H2D at the commit
-    stats: ProcessStats
-
-
 class Receiver:
     """Turns what the coordinator says about trainers and versions into prepared generations.
 
-    One thread of its own does the work, in the order in which it was told. `prepared` is what it
-    holds ready; `take` hands it over. All methods may be called from any thread.
+    One thread of its own does the work, in the order in which it was told. All methods may be
+    called from any thread.
 
     Attributes:
+        prepared: what it holds ready.
         on_shortage: called on its thread, again and again, while it waits for memory.
         sink: id that the coordinator gave to this process; 0 before that.
         promise: to keep the version that it was last told to receive until the fleet decides.
@@ -79,9 +70,8 @@ class Receiver:
         self._send = send
         self.sink = 0
         self._commands: queue.SimpleQueue[TrainerUp | Fetch | _Freed | None] = queue.SimpleQueue()
-        # Reentrant: a signal handler may close the session whose thread is in here.
-        self._lock = threading.RLock()
-        self._prepared: dict[Held, Received] = {}  # oldest first
+        self._lock = threading.Lock()  # for what tells it to stop
+        self.prepared = PreparedVersions()
         self.on_shortage: Callable[[], object] = lambda: None
         self.promise: Promise | None = None
         self._abandoned: Held | None = None
@@ -95,27 +85,6 @@ class Receiver:
         self._plans: dict[str, tuple[Plan | None, str]] = {}  # digest -> plan, or differences
         self._thread = threading.Thread(target=self._run, name="tsr-receiver", daemon=True)
         self._thread.start()
-
-    @property
-    def prepared(self) -> list[Held]:
-        """What `take` would hand over, oldest first."""
-        with self._lock:
-            return list(self._prepared)
-
-    def take(self, held: Held) -> Received | None:
-        """Hands over `held` and gives up older ones; None where it is not prepared here."""
-        with self._lock:
-            if held not in self._prepared:
-                return None
-            while (older := next(iter(self._prepared))) != held:
-                del self._prepared[older]
-            return self._prepared.pop(held)
-
-    def arrays(self, held: Held) -> list[Any] | None:
-        """The arrays of `held`, in the manifest's order, where it is prepared and not taken."""
-        with self._lock:
-            received = self._prepared.get(held)
-        return None if received is None else received.leaves
 
     def trainer_keys(self, incarnation: str) -> list[str] | None:
         """What the trainer calls the leaves, in the manifest's order; None of one not known."""
@@ -133,11 +102,6 @@ class Receiver:
             f"{text}; process {self._process} has no memory for it: the application still holds "
             "older params in all of max_generations"
         )
-
-    def put_back(self, received: Received) -> None:
-        """Takes back what `take` handed over, for another call."""
-        with self._lock:
-            self._prepared[received.held] = received
 
     def on_message(self, message: TrainerUp | Fetch | Abandon) -> None:
         """Takes what the coordinator says; returns at once."""
@@ -160,9 +124,8 @@ class Receiver:
 
         Does not wait for trainers that are being dialled, nor long for a plan that is being made.
         """
-        with self._lock:
-            self._closed = True
-            self._prepared.clear()
+        self._closed = True
+        self.prepared.give_up()
         self._commands.put(None)
         self._thread.join(_GOODBYE_S)
 
@@ -209,10 +172,8 @@ class Receiver:
 
     def _receive(self, fetch: Fetch) -> None:
         held, began = fetch.held, time.monotonic()
-        with self._lock:
-            kept = {h: r for h, r in self._prepared.items() if h in (held, fetch.keep)}
-            self._prepared = kept
-            received = kept.get(held)
+        received = self.prepared.get(held)
+        self.prepared.give_up(but=(held, fetch.keep))
         if received is not None:  # another process failed, and the replica tries again
             self._send(Prepared(held, received.stats))
             return
@@ -224,8 +185,7 @@ class Receiver:
             holder = "" if fetch.holder is None else fetch.holder.replica
             self._send(FetchFailed(held, type(error).__name__, str(error), holder))
             return
-        with self._lock:
-            self._prepared[held] = received
+        self.prepared.add(received)
         self._send(Prepared(held, received.stats))
 
     def _fetch(self, fetch: Fetch, began: float) -> Received:

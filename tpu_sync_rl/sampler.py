@@ -2,12 +2,9 @@
 
 import threading
 import time
-import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Literal, overload
 
-import jax
 import msgspec
 
 from tpu_sync_rl import errors
@@ -16,7 +13,7 @@ from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import JobEndedError, SyncError, SyncTimeoutError, VersionError
 from tpu_sync_rl.generation_layout import GenerationLayout
-from tpu_sync_rl.generations import Generation, notice_dead_arrays
+from tpu_sync_rl.generations import notice_dead_arrays
 from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import Held, TrainerUp
@@ -30,10 +27,9 @@ from tpu_sync_rl.options import (
     is_loopback,
     split_address,
 )
-from tpu_sync_rl.process_stats import ProcessStats, combined
+from tpu_sync_rl.process_stats import combined
 from tpu_sync_rl.program import Program
-from tpu_sync_rl.receiver import Received, Receiver
-from tpu_sync_rl.report import DIRECT, PINNED_HOST, Report
+from tpu_sync_rl.receiver import Receiver
 from tpu_sync_rl.sampler_messages import (
     Abandon,
     Fetch,
@@ -51,10 +47,11 @@ from tpu_sync_rl.sampler_messages import (
     Took,
 )
 from tpu_sync_rl.shard_table import shard_table
-from tpu_sync_rl.staged_generations import StagedGeneration, StagedPool, generation_pool
+from tpu_sync_rl.staged_generations import generation_pool
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.tree import flatten
 from tpu_sync_rl.update import Update
+from tpu_sync_rl.updates import Updates
 
 
 class SamplerSession:
@@ -82,9 +79,8 @@ class SamplerSession:
         deadline: float,
     ) -> None:
         """Joins the job: blocks, to the `deadline` at most. On an error nothing stays behind."""
-        keys, leaves, self._treedef = flatten(like)
+        keys, leaves, treedef = flatten(like)
         table = shard_table(keys, leaves, wanted=True, program=program)
-        self._order = table.order
         self._options = options
         self._program = program
         self._coordinator = coordinator
@@ -94,9 +90,6 @@ class SamplerSession:
         self._calls: Calls[SamplerOutcome] = Calls()
         self._asked: tuple[Take, float] | None = None  # in the call under way, and its deadline
         self._next_call = 0
-        self._current: Update | None = None
-        self._committed: Held | None = None
-        self._generation: Generation | None = None  # under the params of `current`
         self._latest: Held | None = None
         self._fleet_commit: Held | None = None
         self._closed = False
@@ -116,6 +109,14 @@ class SamplerSession:
         )
         self._trace = Trace(
             options.trace, name=f"{replica} of {options.job}", process=program.index
+        )
+        self._updates = Updates(
+            treedef,
+            table.order,
+            replica=replica,
+            agent=program.agent,
+            pool=self._pool,
+            trace=self._trace,
         )
         self._receiver = Receiver(
             options,
@@ -143,7 +144,7 @@ class SamplerSession:
             raise
 
     def __repr__(self) -> str:
-        version = None if self._current is None else self._current.version
+        version = None if self.current is None else self.current.version
         return (
             f"SamplerSession(job={self._options.job!r}, replica={self._replica!r}, "
             f"coordinator={self._coordinator!r}, version={version})"
@@ -152,7 +153,7 @@ class SamplerSession:
     @property
     def current(self) -> Update | None:
         """What the last successful call returned."""
-        return self._current
+        return self._updates.current
 
     @property
     def latest_version(self) -> int | None:
@@ -228,10 +229,7 @@ class SamplerSession:
 
         For agents, whose arrays are copied to where they are used.
         """
-        if self._current is not None and self._generation is not None:
-            self._current = replace(self._current, params=None)
-            self._generation.release()
-            self._generation = None
+        self._updates.release()
 
     def close(self) -> None:
         """Leaves the job at once; arrays that it returned stay valid. Idempotent."""
@@ -270,7 +268,7 @@ class SamplerSession:
             raise SyncTimeoutError(
                 f"no version for replica {self._replica!r} within {take.timeout_s:g} s: no answer "
                 f"from {self._client.state}; the current version is "
-                f"{None if self._current is None else self._current.version}"
+                f"{None if self.current is None else self.current.version}"
             )
         self._check_last(decided.outcome.held, take.min_version)
         update, error = self._applied(decided)
@@ -298,57 +296,16 @@ class SamplerSession:
             return None, errors.by_name(outcome.error)(self._receiver.explained(outcome.text))
         held = outcome.held
         assert held is not None
-        received = self._receiver.take(held)
+        received = self._receiver.prepared.take(held)
         if received is None:
             return None, VersionError(f"version {held.version} is no longer held by this process")
-        params = [None] * len(self._order)
-        leaves = received.leaves
-        if leaves is None:
-            leaves = self._swapped(received)
-        for position, leaf in zip(self._order, leaves, strict=True):
-            params[position] = leaf
-        self._generation = received.generation
-        self._current = Update(
-            held.version,
-            held.incarnation,
-            jax.tree.unflatten(self._treedef, params),
-            self._report(held, combined(decided.stats), self._report(held, received.stats, None)),
-        )
-        self._committed = held
-        self._offers.take(held, leaves)
-        return self._current, None
-
-    def _swapped(self, received: Received) -> list[Any]:
-        """The arrays of a version that its devices have room for only where the former one was."""
-        assert isinstance(self._pool, StagedPool)
-        former = None if self._current is None else weakref.ref(self._current)
-        self._current = None
         try:
-            self._pool.device_memory.check_swap()
+            update, leaves = self._updates.swap(received, combined(decided.stats))
         except SyncError:
-            self._current = None if former is None else former()
-            self._receiver.put_back(received)
+            self._receiver.prepared.add(received)  # for the next call
             raise
-        leaves = received.generation.arrays()
-        assert isinstance(received.generation, StagedGeneration)
-        received.stats.seconds["h2d"] = received.generation.trace(
-            self._trace, received.held.version
-        )
-        return leaves
-
-    def _report(self, held: Held, stats: ProcessStats, local: Report | None) -> Report:
-        return Report(
-            version=held.version,
-            incarnation=held.incarnation,
-            nbytes=stats.nbytes,
-            wire_nbytes=stats.wire_nbytes,
-            seconds=stats.seconds,
-            rails=stats.rails,
-            replicas={self._replica: held.version},
-            staging=PINNED_HOST if isinstance(self._pool, StagedPool) else DIRECT,
-            agent=self._program.agent,
-            local=local,
-        )
+        self._offers.take(held, leaves)
+        return update, None
 
     # --- what comes in, on the client's thread
 
@@ -357,10 +314,10 @@ class SamplerSession:
             life=self._life,
             process_count=self._program.count,
             sink=self._receiver.sink,
-            prepared=self._receiver.prepared,
+            prepared=[received.held for received in self._receiver.prepared],
             promise=self._receiver.promise,
             fleet_commit=self._fleet_commit,
-            committed=self._committed,
+            committed=self._updates.committed,
             call=self._next_call,
             outcomes=self._calls.decisions(),
         )
