@@ -20,7 +20,8 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from strategies import Shardings, shardings
 
-from tpu_sync_rl.buffers import Aliases, AliasResolver, LocalShards, computed
+from tpu_sync_rl.buffers import Aliases, AliasResolver, computed
+from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.shard_table import ShardTable, shard_table
 
 MESH = jax.make_mesh((2, 4), ("a", "b"))

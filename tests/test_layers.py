@@ -28,7 +28,7 @@ FLOORS = (
     ("tree", "process_stats", "program", "update"),
     ("manifest",),
     ("shard_table",),
-    ("plan",),
+    ("plan", "local_shards"),
     # effects: device memory, host memory, sockets
     ("nics", "handshake", "same_host"),
     ("buffers", "rails", "transport"),
@@ -50,7 +50,7 @@ FLOORS = (
     ("incarnation",),
     ("job",),
     ("coordinator_process",),
-    ("coordinator_server", "journal", "channel"),
+    ("coordinator_server", "journal", "channel", "hosted_coordinator"),
     ("coordinator", "client"),
     # roles
     ("calls", "dialler", "planner", "prepared_versions"),

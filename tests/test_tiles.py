@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from jax.experimental.layout import Layout
 
 from tpu_sync_rl import _native, snapshot
-from tpu_sync_rl.buffers import Aliases, LocalShards
+from tpu_sync_rl.buffers import Aliases
+from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.shard_table import shard_table
 from tpu_sync_rl.snapshot import Snapshot
 from tpu_sync_rl.transport import Exporter, Fetcher, shard_directory

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Sharding
 
-from tpu_sync_rl import errors
 from tpu_sync_rl.agent_sampler import AgentSamplerSession
 from tpu_sync_rl.agent_trainer import AgentTrainerSession
 from tpu_sync_rl.colocated import takes_agents
-from tpu_sync_rl.coordinator_process import CoordinatorProcess, start_coordinator
-from tpu_sync_rl.errors import SyncError, SyncTimeoutError
+from tpu_sync_rl.hosted_coordinator import start_in_process_0
 from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.nics import find_nics
 from tpu_sync_rl.options import (
@@ -176,7 +174,7 @@ def connect_trainer(
         _check_nics(options)
     process = None
     if host_coordinator:
-        process, coordinator = _host_coordinator(host, port, options, deadline)
+        process, coordinator = start_in_process_0(host, port, options, deadline)
     assert coordinator is not None
     try:
         settings: dict[str, Any] = {
@@ -203,42 +201,6 @@ def _check_nics(options: Options) -> None:
     """Tells what is wrong with `options.nics` here: later it is in the background, or not used."""
     if options.nics is not None:
         find_nics(options.nics)
-
-
-def _host_coordinator(
-    host: str, port: int, options: Options, deadline: float
-) -> tuple[CoordinatorProcess | None, str]:
-    """Starts the coordinator in process 0; every process gets its address.
-
-    Raises:
-        SyncError, ValueError: it could not be started, in all processes alike.
-        SyncTimeoutError: a process did not come before the `deadline`.
-    """
-    process, told = None, {"address": "", "error": "", "text": ""}
-    if jax.process_index() == 0:
-        try:
-            process = start_coordinator(
-                host,
-                port,
-                token=options.token,
-                peer_timeout=options.peer_timeout_s,
-                insecure=options.insecure,
-                tls=options.tls,
-                job=options.job,
-                deadline=deadline,
-            )
-            told["address"] = process.address
-        except (SyncError, ValueError) as error:
-            told["error"], told["text"] = type(error).__name__, str(error)[:2000]
-    try:
-        told = share(told, deadline)
-    except SyncTimeoutError:
-        if process is not None:
-            process.stop()
-        raise
-    if told["error"]:
-        raise errors.by_name(told["error"])(told["text"])
-    return process, told["address"]
 
 
 def connect_sampler(

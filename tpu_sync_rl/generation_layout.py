@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import Sharding
 
-from tpu_sync_rl.buffers import LocalShards
+from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.shard_table import ShardTable
 
 _ALIGNMENT = 64  # bytes; JAX copies what is aligned less

@@ -12,10 +12,11 @@ import jax
 from jax.sharding import Sharding
 
 from tpu_sync_rl import _native
-from tpu_sync_rl.buffers import Aliases, LocalShards, computed
+from tpu_sync_rl.buffers import Aliases, computed
 from tpu_sync_rl.errors import PlanError
 from tpu_sync_rl.generation_layout import GenerationLayout
 from tpu_sync_rl.generations import NUM_THREADS, ResultPool
+from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.manifest import Pair, Rename, Sides, match, renamed
 from tpu_sync_rl.plan import Plan, make_plan
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from tpu_sync_rl._native import ShardLayout
-from tpu_sync_rl.buffers import Aliases, LocalShards, is_narrow, layout_of
+from tpu_sync_rl.buffers import Aliases, layout_of
+from tpu_sync_rl.local_shards import LocalShards, is_narrow
 from tpu_sync_rl.manifest import Manifest
 from tpu_sync_rl.report import PINNED_HOST
 from tpu_sync_rl.staging import Window, batches

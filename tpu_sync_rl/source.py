@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
-from tpu_sync_rl.buffers import Aliases, AliasResolver, LocalShards
+from tpu_sync_rl.buffers import Aliases, AliasResolver
 from tpu_sync_rl.errors import ManifestError, SyncTimeoutError
+from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.manifest import Manifest, changes
 from tpu_sync_rl.options import Options, Staging
 from tpu_sync_rl.pins import MAX_PINNED, PinnedVersions, wait_until_computed

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from tpu_sync_rl.buffers import LocalShards
+from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.options import StagingMode
 from tpu_sync_rl.report import PINNED_HOST, shown_nbytes
 

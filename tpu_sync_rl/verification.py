@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpu_sync_rl import _native
-from tpu_sync_rl.buffers import byte_strides, is_readable_in_place
+from tpu_sync_rl.buffers import byte_strides
 from tpu_sync_rl.generations import NUM_THREADS
+from tpu_sync_rl.local_shards import is_readable_in_place
 from tpu_sync_rl.manifest import BoxLayout
 from tpu_sync_rl.plan import Plan
 
