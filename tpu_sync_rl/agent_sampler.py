@@ -11,9 +11,9 @@ from jax.sharding import Sharding
 
 from tpu_sync_rl.agent import SamplerAgent
 from tpu_sync_rl.agent_calls import LATE_S, AgentCalls, AgentLeaves, outcome
+from tpu_sync_rl.calls import one_at_a_time
 from tpu_sync_rl.colocated import from_data, is_key
-from tpu_sync_rl.deadline import seconds_left
-from tpu_sync_rl.errors import SyncError, SyncTimeoutError
+from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import Options, Staging, checked_int, checked_timeout
 from tpu_sync_rl.report import Report
 from tpu_sync_rl.sampler import SamplerSession
@@ -45,7 +45,7 @@ class AgentSamplerSession(SamplerSession):
         self._targets = [_target(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
         self._options = options
         self._settings = settings
-        self._one_at_a_time = threading.Lock()
+        self._turn = threading.Lock()
         self._under_way: int | None = None  # a call whose outcome nobody has heard
         self._current: Update | None = None
         self._closed = False
@@ -94,9 +94,7 @@ class AgentSamplerSession(SamplerSession):
         if min_version is not None:
             min_version = checked_int("min_version", min_version)
         deadline = time.monotonic() + timeout_s
-        if not self._one_at_a_time.acquire(timeout=seconds_left(deadline)):
-            raise SyncTimeoutError("another sync_weights of this session is still running")
-        try:
+        with one_at_a_time(self._turn, deadline):
             if self._closed:
                 raise SyncError("this session is closed")
             if self._under_way is None:
@@ -107,8 +105,6 @@ class AgentSamplerSession(SamplerSession):
             if found is not None:
                 self._under_way = None
             return self._taken(outcome(found))
-        finally:
-            self._one_at_a_time.release()
 
     def close(self) -> None:
         """Leaves the job at once; arrays that it returned stay valid. Idempotent."""

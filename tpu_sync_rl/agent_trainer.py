@@ -13,9 +13,9 @@ import msgspec
 from tpu_sync_rl.agent import TrainerAgent
 from tpu_sync_rl.agent_calls import AgentCalls, AgentLeaves
 from tpu_sync_rl.buffers import check_alive
+from tpu_sync_rl.calls import one_at_a_time
 from tpu_sync_rl.colocated import to_data
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
-from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError
 from tpu_sync_rl.manifest import changes
 from tpu_sync_rl.options import Options, Staging, Wait, checked_timeout
@@ -51,7 +51,7 @@ class AgentTrainerSession(TrainerSession):
         self._staging = staging
         self._settings = settings
         self._coordinator_process = coordinator_process
-        self._one_at_a_time = threading.Lock()
+        self._turn = threading.Lock()
         self._known: tuple[Any, ...] = ()  # treedef and signature of the leaves last seen
         self._leaves: AgentLeaves | None = None
         self._front: AgentCalls | None = None
@@ -95,9 +95,7 @@ class AgentTrainerSession(TrainerSession):
         if wait not in ("received", "committed", None):
             raise ValueError(f"wait must be 'received', 'committed' or None, not {wait!r}")
         deadline = time.monotonic() + checked_timeout(timeout, self._options.timeout_s)
-        if not self._one_at_a_time.acquire(timeout=seconds_left(deadline)):
-            raise SyncTimeoutError("another sync_weights of this session is still running")
-        try:
+        with one_at_a_time(self._turn, deadline):
             calls, number = self._begin(params, version, wait, deadline)
             finish = partial(_report, calls, number, deadline)
             if wait is None:
@@ -105,8 +103,6 @@ class AgentTrainerSession(TrainerSession):
                 begun = calls.begun(number, deadline)
                 return SyncHandle(begun, deadline, is_over=is_over, finish=finish)
             return finish()
-        finally:
-            self._one_at_a_time.release()
 
     def close(self, timeout: float | None = None) -> None:
         """As `TrainerSession.close`."""

@@ -1,18 +1,30 @@
 """The calls of a session, numbered alike in all its processes, and what the coordinator decided."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from tpu_sync_rl.deadline import seconds_left
-from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 
 T = TypeVar("T")
 
 # How long after its deadline a call still waits for the decision, which the coordinator takes at
 # that very moment, so that all processes of the program hear the same one.
 GRACE_S = 0.7
+
+
+@contextlib.contextmanager
+def one_at_a_time(turn: threading.Lock, deadline: float) -> Iterator[None]:
+    """Holds `turn` for one `sync_weights` of a session; SyncTimeoutError where another has it."""
+    if not turn.acquire(timeout=seconds_left(deadline)):
+        raise SyncTimeoutError("another sync_weights of this session is still running")
+    try:
+        yield
+    finally:
+        turn.release()
 
 
 class Call(Generic[T]):

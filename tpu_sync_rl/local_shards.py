@@ -24,7 +24,7 @@ _NARROW = re.compile(r"(u?int|float)[1-7](_|$)")
 class LocalShards:
     """The distinct shards of one process: leaves in the manifest's order, boxes ascending.
 
-    The columns from `leaf` to `num_leaves` are what `transport.Shards` asks for.
+    The columns from `leaf` to `num_leaves` are what the native core has of them.
     """
 
     leaf: np.ndarray  # shape=[num_shards], dtype=uint32

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import msgspec
 
 from tpu_sync_rl import errors
-from tpu_sync_rl.calls import GRACE_S, Calls
+from tpu_sync_rl.calls import GRACE_S, Calls, one_at_a_time
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import JobEndedError, SyncError, SyncTimeoutError, VersionError
@@ -86,7 +86,7 @@ class SamplerSession:
         self._coordinator = coordinator
         self._replica = replica
         self._life = life
-        self._one_at_a_time = threading.Lock()
+        self._turn = threading.Lock()
         self._calls: Calls[SamplerOutcome] = Calls()
         self._asked: tuple[Take, float] | None = None  # in the call under way, and its deadline
         self._next_call = 0
@@ -203,12 +203,8 @@ class SamplerSession:
         if min_version is not None:
             min_version = checked_int("min_version", min_version)
         deadline = time.monotonic() + timeout_s
-        if not self._one_at_a_time.acquire(timeout=seconds_left(deadline)):
-            raise SyncTimeoutError("another sync_weights of this session is still running")
-        try:
+        with one_at_a_time(self._turn, deadline):
             return self._sync(Take(self._next_call, min_version, wait, timeout_s), deadline)
-        finally:
-            self._one_at_a_time.release()
 
     def __iter__(self) -> Iterator[Update]:
         """Yields the newest prepared version each time, as `sync_weights()` does; skips older ones.

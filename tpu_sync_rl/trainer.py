@@ -9,7 +9,7 @@ from typing import Any, overload
 import msgspec
 
 from tpu_sync_rl import errors
-from tpu_sync_rl.calls import GRACE_S, Call, Calls
+from tpu_sync_rl.calls import GRACE_S, Call, Calls, one_at_a_time
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.deadline import seconds_left
@@ -75,7 +75,7 @@ class TrainerSession:
         self._on_straggler: OnStraggler = on_straggler
         self._commit: Commit = commit
         self._coordinator_process = coordinator_process
-        self._one_at_a_time = threading.Lock()
+        self._turn = threading.Lock()
         self._calls: Calls[PublishOutcome] = Calls()
         self._closing: Calls[JobClosed] = Calls()
         self._publications = Publications(commit)
@@ -170,9 +170,7 @@ class TrainerSession:
         if wait not in ("received", "committed", None):
             raise ValueError(f"wait must be 'received', 'committed' or None, not {wait!r}")
         deadline = time.monotonic() + checked_timeout(timeout, self._options.timeout_s)
-        if not self._one_at_a_time.acquire(timeout=seconds_left(deadline)):
-            raise SyncTimeoutError("another sync_weights of this session is still running")
-        try:
+        with one_at_a_time(self._turn, deadline):
             call, publish = self._publish(params, version, wait, deadline)
             if wait is None:
                 return SyncHandle(
@@ -182,8 +180,6 @@ class TrainerSession:
                     finish=partial(self._finish, call, publish, deadline),
                 )
             return self._finish(call, publish, deadline)
-        finally:
-            self._one_at_a_time.release()
 
     def close(self, timeout: float | None = None) -> None:
         """Drains and ends the job; samplers then see JobEndedError after the last version.

@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tpu_sync_rl import _native
+from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.options import MAX_CHUNK_NBYTES, Verify
 from tpu_sync_rl.report import RailReport
 from tpu_sync_rl.trace import ChunkEvent
@@ -21,39 +21,7 @@ from tpu_sync_rl.trace import ChunkEvent
 _Counters = dict[str, dict[str, float]]
 
 
-class Shards(Protocol):
-    """What a process holds, as columns; `buffers.LocalShards` is one."""
-
-    @property
-    def leaf(self) -> NDArray[np.uint32]:
-        """Index of the leaf. shape=[num_shards]."""
-
-    @property
-    def box(self) -> NDArray[np.uint32]:
-        """Index of the box in the layout of the leaf. shape=[num_shards]."""
-
-    @property
-    def itemsize(self) -> NDArray[np.uint32]:
-        """Bytes of an element. shape=[num_shards]."""
-
-    @property
-    def kind(self) -> NDArray[np.uint8]:
-        """FloatKind of csrc/cast.h. shape=[num_shards]."""
-
-    @property
-    def rank(self) -> NDArray[np.uint32]:
-        """Number of dimensions. shape=[num_shards]."""
-
-    @property
-    def ranges(self) -> NDArray[np.int64]:
-        """The boxes, one after another. shape=[sum of 2 * rank]."""
-
-    @property
-    def num_leaves(self) -> int:
-        """Number of leaves, also those without a shard here."""
-
-
-def shard_directory(shards: Shards) -> _native.ShardDirectory:
+def shard_directory(shards: LocalShards) -> _native.ShardDirectory:
     """`shards` as the native core has them. Raises ValueError where they contradict themselves."""
     return _native.ShardDirectory(
         shards.leaf,
@@ -111,7 +79,7 @@ class Exporter:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: LocalShards,
         *,
         peer_timeout_s: float,
         num_workers: int = 2,
