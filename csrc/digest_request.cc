@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "digest.h"
 #include "little_endian.h"
 
 namespace tsr {
@@ -75,6 +76,20 @@ Status DecodeDigestRequest(std::span<const uint8_t> bytes, const ShardDirectory&
   *out = std::move(request);
   *shard_index = static_cast<size_t>(found);
   return Status();
+}
+
+uint64_t DigestOf(const DigestRequest& request, const ShardDirectory& directory,
+                  const PublishedVersion& published, size_t shard_index) {
+  const ShardDirectory::Shard& shard = directory.shard(shard_index);
+  const BoxView held = directory.range(shard);
+  if (const ShardLayout* layout = published.layout(shard_index)) {
+    return DigestOfTiledBox(request.op, shard.itemsize, request.shape, request.ranges,
+                            {held, published.base(shard_index), layout});
+  }
+  const std::span<const int64_t> strides = published.strides(shard_index);
+  const int64_t offset = OffsetOf(request.ranges, held, strides);
+  return DigestOfBox(request.op, shard.itemsize, request.shape,
+                     {request.ranges, published.base(shard_index) + offset, strides});
 }
 
 }  // namespace tsr

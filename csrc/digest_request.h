@@ -1,4 +1,4 @@
-// What a sink asks a source for the digest of, as bytes.
+// What a sink asks a source for the digest of, as bytes; and the answer.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "box.h"
 #include "cast.h"
 #include "chunk_table.h"
+#include "published.h"
 #include "status.h"
 
 namespace tsr {
@@ -32,5 +33,9 @@ std::string EncodeDigestRequest(const DigestRequest& request);
 // before it is used: kInvalid says what was wrong. A request is for at most `max_nbytes` bytes.
 Status DecodeDigestRequest(std::span<const uint8_t> bytes, const ShardDirectory& directory,
                            uint64_t max_nbytes, DigestRequest* out, size_t* shard_index);
+
+// The digest of what a decoded request is for, in the memory that a version has for its shard.
+uint64_t DigestOf(const DigestRequest& request, const ShardDirectory& directory,
+                  const PublishedVersion& published, size_t shard_index);
 
 }  // namespace tsr

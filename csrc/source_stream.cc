@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "crc32c.h"
-#include "digest.h"
 #include "digest_request.h"
 
 namespace tsr {
@@ -247,19 +246,10 @@ void SourceStream::HandleDigest(std::span<const uint8_t> bytes) {
     digest_request_ = frame;
     return Defer(frame, bytes.size());
   }
-  const ShardDirectory::Shard& shard = worker_->directory->shard(index);
-  const BoxView held = worker_->directory->range(shard);
   Frame answer = frame;
-  if (const ShardLayout* layout = published->layout(index)) {
-    answer.chunk = DigestOfTiledBox(request.op, shard.itemsize, request.shape, request.ranges,
-                                    {held, published->base(index), layout});
-  } else {
-    const std::span<const int64_t> strides = published->strides(index);
-    const int64_t offset = OffsetOf(request.ranges, held, strides);
-    answer.chunk = DigestOfBox(request.op, shard.itemsize, request.shape,
-                               {request.ranges, published->base(index) + offset, strides});
-  }
-  read_nbytes_ += static_cast<uint64_t>(VolumeOf(request.ranges)) * shard.itemsize;
+  answer.chunk = DigestOf(request, *worker_->directory, *published, index);
+  read_nbytes_ +=
+      static_cast<uint64_t>(VolumeOf(request.ranges)) * worker_->directory->shard(index).itemsize;
   Reply(FrameKind::kDigestIs, answer);
 }
 
