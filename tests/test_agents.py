@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from programs import Program
 
 import tpu_sync_rl as tsr
-from tpu_sync_rl import agent, colocated
+from tpu_sync_rl import agent, agent_arrays, colocated
 from tpu_sync_rl.agent_calls import AgentCalls
 from tpu_sync_rl.colocated import are_remote
 
@@ -180,7 +180,7 @@ def test_arrays_stay_valid_while_held_and_memory_is_used_again(trainer):
     assert (held.params["w"] == 1).all()
 
 
-def beside_others(devices: colocated.Devices) -> colocated.Devices:
+def beside_others(devices: agent_arrays.Devices) -> agent_arrays.Devices:
     """As if half of the devices were accelerators, with the other half beside them."""
     every = jax.devices()
     return tuple(every[(device.id + 4) % 8] for device in devices)
@@ -188,7 +188,7 @@ def beside_others(devices: colocated.Devices) -> colocated.Devices:
 
 def test_memory_is_used_again_as_soon_as_devices_have_copies(trainer, monkeypatch):
     """Nothing waits for the end of arrays, of which a runtime may keep some that nobody sees."""
-    monkeypatch.setattr(colocated, "cpu_devices", beside_others)
+    monkeypatch.setattr(agent_arrays, "cpu_devices", beside_others)
     with connect(trainer, like=LIKE, max_generations=2) as sampler:
         updates = []
         for version in range(1, 8):
@@ -200,7 +200,7 @@ def test_memory_is_used_again_as_soon_as_devices_have_copies(trainer, monkeypatc
 
 
 def test_copies_beside_devices_serve_who_joins_late(trainer, monkeypatch):
-    monkeypatch.setattr(colocated, "cpu_devices", beside_others)
+    monkeypatch.setattr(agent_arrays, "cpu_devices", beside_others)
     tree = params(1)
     tsr.sync_weights(tree, to=trainer)
     tree["w"].delete()
@@ -210,7 +210,7 @@ def test_copies_beside_devices_serve_who_joins_late(trainer, monkeypatch):
 
 def test_copies_beside_devices_have_to_fit_host_memory(monkeypatch):
     """Two that samplers may read, and the next one."""
-    monkeypatch.setattr(colocated, "cpu_devices", beside_others)
+    monkeypatch.setattr(agent_arrays, "cpu_devices", beside_others)
     nbytes = 2 * 8 * 8 * 4  # each row is on two devices
     for max_host_nbytes, fits in ((3 * nbytes, True), (3 * nbytes - 1, False)):
         with tsr.connect_trainer(
@@ -413,7 +413,7 @@ def test_like_that_is_not_committed_is_refused(trainer):
 
 def test_sharding_without_devices_in_order_is_refused():
     with pytest.raises(ValueError, match=r"leaf 'w' has sharding None, expected a NamedSharding"):
-        colocated.beside("w", None)
+        agent_arrays.beside("w", None)
 
 
 def test_leaves_are_matched_by_key_whatever_their_order(trainer):

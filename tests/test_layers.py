@@ -60,6 +60,7 @@ FLOORS = (
     ("offers",),
     ("trainer", "sampler", "one_client"),
     # roles by agents
+    ("agent_arrays",),
     ("colocated",),
     ("agent",),
     ("agent_calls",),

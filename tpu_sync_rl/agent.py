@@ -13,14 +13,12 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
+from tpu_sync_rl.agent_arrays import from_data, held_elsewhere, to_data
 from tpu_sync_rl.colocated import (
     Agent,
     answers,
     asked,
     asked_program,
-    from_data,
-    held_elsewhere,
-    to_data,
 )
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import Options, Staging

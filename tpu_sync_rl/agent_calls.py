@@ -10,8 +10,9 @@ import jax
 
 from tpu_sync_rl import errors
 from tpu_sync_rl.agent import SessionAgent
+from tpu_sync_rl.agent_arrays import Devices, beside, cpu_devices, devices_of, to_data
 from tpu_sync_rl.calls import GRACE_S
-from tpu_sync_rl.colocated import Agents, Devices, beside, cpu_devices, devices_of, to_data
+from tpu_sync_rl.colocated import Agents
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.options import Options, Staging

@@ -10,10 +10,11 @@ from jax.experimental.layout import Format
 from jax.sharding import Sharding
 
 from tpu_sync_rl.agent import SamplerAgent
+from tpu_sync_rl.agent_arrays import from_data
 from tpu_sync_rl.agent_calls import LATE_S, AgentCalls, AgentLeaves, outcome
 from tpu_sync_rl.calls import one_at_a_time
-from tpu_sync_rl.colocated import from_data, is_key
 from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.generation_layout import placement
 from tpu_sync_rl.options import Options, Staging, checked_int, checked_timeout
 from tpu_sync_rl.report import Report
 from tpu_sync_rl.sampler import SamplerSession
@@ -136,7 +137,7 @@ class AgentSamplerSession(SamplerSession):
 
 
 def _target(key: str, like: Any) -> Sharding | Format:
-    """Where an array like this is to be: with its sharding, and its layout if that is odd.
+    """Where a leaf of the controller is to be.
 
     Raises:
         ValueError: it is not committed to its devices, as arrays that agents return are.
@@ -146,7 +147,4 @@ def _target(key: str, like: Any) -> Sharding | Format:
             f"leaf {key!r} of like= is not committed to its device, as what agents return is: "
             "jax.device_put(x, x.sharding) commits it"
         )
-    sharding: Sharding = like.sharding
-    layout = None if is_key(like) else like.format.layout
-    is_plain = layout is None or layout.major_to_minor == tuple(range(len(like.shape)))
-    return sharding if is_plain else Format(layout, sharding)
+    return placement(like)

@@ -11,10 +11,10 @@ import jax
 import msgspec
 
 from tpu_sync_rl.agent import TrainerAgent
+from tpu_sync_rl.agent_arrays import to_data
 from tpu_sync_rl.agent_calls import AgentCalls, AgentLeaves
 from tpu_sync_rl.buffers import check_alive
 from tpu_sync_rl.calls import one_at_a_time
-from tpu_sync_rl.colocated import to_data
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError
 from tpu_sync_rl.manifest import changes

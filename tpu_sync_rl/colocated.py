@@ -16,18 +16,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental.colocated_python import colocated_cpu_devices, colocated_python_class
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.experimental.colocated_python import colocated_python_class
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from tpu_sync_rl import errors, software
+from tpu_sync_rl.agent_arrays import Devices, held_elsewhere
 from tpu_sync_rl.errors import SyncError
-from tpu_sync_rl.generation_layout import key_impl
 from tpu_sync_rl.options import Options, check_choice, is_loopback
 from tpu_sync_rl.program import Program
-
-Devices = tuple[jax.Device, ...]
 
 _ROW_NBYTES = 4096  # requests are padded to a multiple, so that few shapes are compiled
 _PAGE_NBYTES = 4096  # of an answer, its length within; polls ask for many
@@ -304,61 +301,3 @@ def takes_agents(
             "with an address of this host that they reach"
         )
     return True
-
-
-def beside(key: str, sharding: Sharding | None) -> Sharding:
-    """Where an agent has what is sharded like this: on the CPU devices beside its devices.
-
-    Raises:
-        ValueError: it is no NamedSharding, nor one of a single device.
-    """
-    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
-        mesh = sharding.mesh
-        cpus = cpu_devices(tuple(mesh.devices.flat))
-        beside_mesh = Mesh(
-            np.array(cpus).reshape(mesh.devices.shape), mesh.axis_names, axis_types=mesh.axis_types
-        )
-        return NamedSharding(beside_mesh, sharding.spec)
-    if isinstance(sharding, SingleDeviceSharding):
-        return SingleDeviceSharding(cpu_devices(tuple(sharding.device_set))[0])
-    raise ValueError(
-        f"leaf {key!r} has sharding {sharding}, expected a NamedSharding for agents: "
-        "jax.device_put(x, NamedSharding(mesh, P(…)))"
-    )
-
-
-def cpu_devices(devices: Devices) -> Devices:
-    """The CPU device beside each of `devices`; of CPU devices those themselves."""
-    if all(device.platform == "cpu" for device in devices):
-        return devices  # of some of them, JAX 0.10 takes others in the same process
-    return tuple(colocated_cpu_devices(devices))
-
-
-def devices_of(sharding: Sharding) -> Devices:
-    """The devices of a sharding that `beside` made, in its order."""
-    if isinstance(sharding, NamedSharding):
-        return tuple(sharding.mesh.devices.flat)
-    return tuple(sharding.device_set)
-
-
-def held_elsewhere(like: jax.ShapeDtypeStruct) -> jax.Array:
-    """The array that `like` describes, in a process that has none of its shards."""
-    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, [], dtype=like.dtype)
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether a leaf is of typed PRNG keys, which calls of agents can't take or return."""
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def to_data(leaf: jax.Array) -> jax.Array:
-    """A leaf as calls of agents take and return it: of PRNG keys their data. Copies nothing."""
-    return jax.random.key_data(leaf) if is_key(leaf) else leaf
-
-
-def from_data(array: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """The leaf of which `to_data` made `array`."""
-    if is_key(like) and not is_key(array):
-        keys: jax.Array = jax.random.wrap_key_data(array, impl=key_impl(like.dtype))
-        return keys
-    return array

@@ -7,13 +7,13 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import Sharding
 
 from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.shard_table import ShardTable
+from tpu_sync_rl.tree import is_prng_key
 
 _ALIGNMENT = 64  # bytes; JAX copies what is aligned less
 
@@ -84,9 +84,7 @@ class GenerationLayout:
 def _array_to_make(
     like: Any, commit: bool, first_shard: int, shard_at: Mapping[Starts, int]
 ) -> _ArrayToMake:
-    is_key = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
-    layout = None if is_key else like.format.layout
-    is_plain = layout is None or layout.major_to_minor == tuple(range(len(like.shape)))
+    is_key = is_prng_key(like)
     committed = commit or getattr(like, "committed", True)
     return _ArrayToMake(
         shape=tuple(like.shape),
@@ -94,11 +92,19 @@ def _array_to_make(
         stored=np.dtype(np.uint32 if is_key else like.dtype),
         key_impl=key_impl(like.dtype) if is_key else None,
         devices=frozenset(like.sharding.addressable_devices),
-        sharding=like.sharding if is_plain else Format(layout, like.sharding),
+        sharding=placement(like),
         device=None if committed else next(iter(like.sharding.device_set)),
         first_shard=first_shard,
         shard_at=shard_at,
     )
+
+
+def placement(like: Any) -> Sharding | Format:
+    """Where an array like this is to be: with its sharding, and its layout if that is odd."""
+    sharding: Sharding = like.sharding
+    layout = None if is_prng_key(like) else like.format.layout
+    is_plain = layout is None or layout.major_to_minor == tuple(range(len(like.shape)))
+    return sharding if is_plain else Format(layout, sharding)
 
 
 @lru_cache

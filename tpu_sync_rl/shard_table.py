@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest
 from tpu_sync_rl.program import Program
+from tpu_sync_rl.tree import is_prng_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class _Row:
                 "global value; make it global: jax.device_put(x, NamedSharding(mesh, P()))"
             )
         extra: tuple[int, ...] = ()
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_prng_key(leaf):
             dtype, stored = str(leaf.dtype), jax.eval_shape(jax.random.key_data, _bare(leaf))
             itemsize, extra = stored.dtype.itemsize, stored.shape[leaf.ndim :]
         else:

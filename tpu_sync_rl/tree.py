@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import GetAttrKey, keystr, tree_flatten_with_path
 
 
@@ -29,3 +30,8 @@ def flatten(tree: Any) -> tuple[list[str], list[Any], jax.tree_util.PyTreeDef]:
     if repeated:
         raise ValueError(f"two leaves have the same key: {', '.join(map(repr, repeated))}")
     return keys, [leaf for _, leaf in entries], treedef
+
+
+def is_prng_key(leaf: Any) -> bool:
+    """Whether a leaf is of typed PRNG keys, whose memory has their data."""
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))

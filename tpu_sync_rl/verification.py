@@ -11,7 +11,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tpu_sync_rl import _native
@@ -20,6 +19,7 @@ from tpu_sync_rl.generations import NUM_THREADS
 from tpu_sync_rl.local_shards import is_readable_in_place
 from tpu_sync_rl.manifest import BoxLayout
 from tpu_sync_rl.plan import Plan
+from tpu_sync_rl.tree import is_prng_key
 
 # What one request is for, at most: sources of a box share it out, and serve others in between.
 _PIECE_NBYTES = 4 << 20
@@ -84,7 +84,7 @@ class Verification:
         for index, array in enumerate(leaves):
             shape = self._sink.layouts[self._sink.leaves[index].layout].shape
             shards = array.addressable_shards
-            is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+            is_key = is_prng_key(array)
             datas = [jax.random.key_data(x.data) if is_key else x.data for x in shards]
             order = _order(datas)
             for shard, data in zip(shards, datas, strict=True):
