@@ -308,6 +308,17 @@ def test_version_that_its_sources_lost_is_not_waited_for(world):
     assert "version 1 is withdrawn" in result(trainer).text
 
 
+def test_version_that_a_process_could_not_copy_is_withdrawn(world):
+    trainer, one, two = begun(world)
+    trainer.publish(0, 1, error="ValueError", text="no memory")
+    assert result(trainer).text == "process 0: no memory"
+    assert two[0].last(Abandon).held == Held("A", 1)
+    publish([trainer], 1, 2)
+    receive(one + two, 2)
+    two[0].take(0)
+    assert outcome(two[0]).held == Held("A", 2)
+
+
 def test_newer_incarnation_aborts_the_round_of_the_older(world):
     _, one, two = begun(world)
     prepare(one, 1)

@@ -489,6 +489,32 @@ def test_new_incarnation_asks_a_refused_replica_again(world):
     assert sampler[0].last(Fetch).held == Held("B", 1)
 
 
+# --- a process that could not copy what it has pinned
+
+
+def test_copy_that_fails_ends_the_call_of_every_process(world):
+    trainer = world.trainer(num_processes=2)
+    sampler = world.replica()
+    publish(trainer, 0, 1)
+    admit(sampler)
+    trainer[1].publish(0, 1, error="ValueError", text="no memory")
+    for process in trainer:
+        assert outcome(process).error == "ValueError"
+        assert outcome(process).text == "process 1: no memory"
+    publish(trainer, 1, 2)
+    assert trainer[0].last(Announced).version == 2
+
+
+def test_copy_that_fails_before_the_announcement_withdraws_the_version(world):
+    trainer = world.trainer(num_processes=2)
+    [sampler] = world.replica()
+    publish(trainer[:1], 0, 1)
+    trainer[0].publish(0, 1, error="ValueError", text="no memory")
+    publish(trainer[1:], 0, 1)
+    assert outcome(trainer[1]).text == "process 0: no memory"
+    assert not sampler.all(Latest)
+
+
 # --- loss of a trainer process
 
 

@@ -126,7 +126,7 @@ class Incarnation(Program):
                     del self._calls[number]
         if call.outcome is not None:
             member.send(call.outcome)
-        elif call.held is not None:
+        elif call.held is not None and not message.error:
             member.send(Announced(call.number, call.held.version))
         else:
             call.enter(member.process_index, message, now)
@@ -163,11 +163,16 @@ class Incarnation(Program):
             self._begin(Held(self.name, newest), live, live if pinned else set(), now)
 
     def conclude(self, replicas: Collection[Replica], now: float) -> None:
-        """Ends calls whose version is announced: everybody has it, or their time is over."""
+        """Ends calls whose version is announced: all have it, nobody can, or time is over."""
         for call in self._open_calls():
             if call.held is None:
                 continue
-            if call.round is not None and call.round.why_aborted:
+            failure = call.failure
+            if failure is not None:
+                if call.round is not None:
+                    call.round.abort(failure.text, replicas)
+                self._decide(call, failure, replicas, now)
+            elif call.round is not None and call.round.why_aborted:
                 text = f"version {call.held.version} is withdrawn: {call.round.why_aborted}"
                 self._decide(call, Outcome("SyncTimeoutError", text, None), replicas, now)
             elif call.observe(drop=self._drop):

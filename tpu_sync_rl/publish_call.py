@@ -40,7 +40,7 @@ class PublishCall:
         return call
 
     def enter(self, process: int, publish: Publish, now: float) -> None:
-        """Process `process` has entered the call, and done its part."""
+        """Process `process` has entered the call, and done its part or failed to."""
         self.publishes[process] = publish
         self._began = min(self._began, now - sum(publish.seconds.values()))
 
@@ -57,6 +57,14 @@ class PublishCall:
         """Brings the deadline forward to now."""
         self._deadline = now
 
+    @property
+    def failure(self) -> Outcome | None:
+        """What went wrong in the first process that could not do its part."""
+        for process, publish in sorted(self.publishes.items()):
+            if publish.error:
+                return Outcome(publish.error, f"process {process}: {publish.text}", None)
+        return None
+
     def flaw(self, newest: int | None, digest: str) -> Outcome | None:
         """What keeps a call that all processes have entered from being announced for good.
 
@@ -64,10 +72,10 @@ class PublishCall:
             newest: the last version announced.
             digest: of the manifest that the program began with; "" at its first call.
         """
+        if (failure := self.failure) is not None:
+            return failure
         version, wait = self.first.version, self.first.wait
         for process, publish in sorted(self.publishes.items()):
-            if publish.error:
-                return Outcome(publish.error, f"process {process}: {publish.text}", None)
             if publish.version != version:
                 return self._disagree("VersionError", "version", version, process, publish.version)
             if publish.digest != self.first.digest:

@@ -230,6 +230,7 @@ class TrainerSession:
         failure: BaseException | None = None
         version = -1
         seconds: dict[str, float] = {}
+        # A process that could not do its part says so: the others must not wait for it.
         try:
             version = self._publications.next_version(wanted)
             seconds = self._source.pin(params, version, deadline)
@@ -238,7 +239,6 @@ class TrainerSession:
             self._source.let_go(version)
             raise
         finally:
-            # A process that could not pin says so: the others of the program must not wait for it.
             manifest = self._source.manifest
             publish = Publish(
                 call=call.number,
@@ -249,15 +249,17 @@ class TrainerSession:
                 min_replicas=self._min_replicas,
                 timeout_s=seconds_left(deadline),
                 seconds=seconds,
-                error="" if failure is None else type(failure).__name__,
-                text="" if failure is None else str(failure),
+                **_words_of(failure),
             )
             self._publications.add(publish)
             self._send_publish(publish)
         try:
             landed = self._source.land(version)
-        except BaseException:
+        except BaseException as error:
             self._source.let_go(version)
+            publish = msgspec.structs.replace(publish, **_words_of(error))
+            self._publications.add(publish)
+            self._send_publish(publish)
             raise
         return call, msgspec.structs.replace(publish, seconds={**seconds, **landed})
 
@@ -356,3 +358,10 @@ class TrainerSession:
         self._calls.end(error)
         for version in self._source.versions:
             self._source.on_pins(Pins(version, [], 0))
+
+
+def _words_of(failure: BaseException | None) -> dict[str, str]:
+    """What a `Publish` says of what went wrong."""
+    if failure is None:
+        return {"error": "", "text": ""}
+    return {"error": type(failure).__name__, "text": str(failure)}

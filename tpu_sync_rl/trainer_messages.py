@@ -32,7 +32,8 @@ class Publish(Message, frozen=True):
     """A process has pinned `version` and is ready for it to be announced.
 
     Call `call` is complete when every process of the program has sent it. `manifest` comes with
-    the first one only. `error`/`text` say that this process could not pin.
+    the first one only. `error`/`text` say that this process could not pin; or, sent again, that it
+    could not copy to host memory what it has pinned.
     """
 
     call: int
