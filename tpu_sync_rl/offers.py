@@ -31,9 +31,9 @@ class _Offered:
         program: Program,
         staging: Staging,
         coordinator: str,
+        send: Callable[[Offer], None],
         held: Held,
         arrays: dict[str, Any],
-        send: Callable[[Offer], None],
     ) -> None:
         """Pins `arrays`, copies nothing on CPU, and listens.
 
@@ -108,10 +108,8 @@ class Offers:
             receiver: has the versions that are prepared and not taken.
             send: tells the coordinator.
         """
-        self._options = options
-        self._program = program
-        self._coordinator = coordinator
-        self._staging = staging
+        self._agent = program.agent
+        self._serving = partial(_Offered, options, program, staging, coordinator, send)
         self._receiver = receiver
         self._taken: tuple[Held, list[weakref.ref[Any]]] | None = None
         self._send = send
@@ -170,7 +168,7 @@ class Offers:
 
     def _find(self, held: Held) -> dict[str, Any] | None:
         """The arrays of `held` under the trainer's keys, where all are there."""
-        if self._program.agent != "process":
+        if self._agent != "process":
             return None  # an agent's memory is used again as soon as it is copied, read or not
         received, taken = self._receiver.prepared.get(held), self._taken
         arrays = None if received is None else received.leaves
@@ -186,15 +184,7 @@ class Offers:
         if arrays is None:
             return
         try:
-            offered = _Offered(
-                self._options,
-                self._program,
-                self._staging,
-                self._coordinator,
-                held,
-                arrays,
-                self._send,
-            )
+            offered = self._serving(held, arrays)
         except (RuntimeError, SyncError, TypeError, ValueError):  # donated meanwhile, for one
             return
         with self._lock:

@@ -147,6 +147,13 @@ class Source:
         self._trace.chunks("sink", *self._exporter.take_events())
         return self._exporter.sent()
 
+    def close(self) -> None:
+        """Lets go of everything and ends the threads."""
+        if self._pins is not None and self._exporter is not None:
+            self._pins.close()
+            self._exporter.close()
+            self._trace.chunks("sink", *self._exporter.take_events())
+
     def _made(self, manifest: Manifest, shards: LocalShards) -> Aliases:
         if not takes_pinned_host(self._staging.mode, shards):
             return Aliases(manifest, shards)
@@ -155,10 +162,3 @@ class Source:
         fitting = num_fitting("a snapshot", shards.nbytes, "max_host_nbytes", limit, 1)
         self._max_pinned = min(MAX_PINNED, fitting)
         return Snapshot(manifest, shards, window_nbytes=self._staging.window_nbytes)
-
-    def close(self) -> None:
-        """Lets go of everything and ends the threads."""
-        if self._pins is not None and self._exporter is not None:
-            self._pins.close()
-            self._exporter.close()
-            self._trace.chunks("sink", *self._exporter.take_events())
