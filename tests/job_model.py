@@ -142,7 +142,7 @@ class Trainer(Process):
         super().__init__(model, name, index, num_processes)
         self.epoch = 0
         self.live: list[str] = []
-        self.publications = Publications(model.commit)
+        self.publications = Publications()
         self.outcomes: dict[int, PublishOutcome] = {}
         self.pinned: set[int] = set()
 

@@ -257,6 +257,13 @@ def test_round_without_replicas_is_over_at_once(world):
 # --- aborts
 
 
+def test_call_that_fails_names_the_version_that_stays_announced(world):
+    trainer, *_ = begun(world, timeout_s=1)
+    world.pass_time(1)
+    assert result(trainer).error == "SyncTimeoutError"
+    assert result(trainer).held == Held("A", 1)
+
+
 def test_straggler_aborts_the_round_and_all_keep_what_they_have(world):
     trainer, one, two = begun(world)
     receive(one + two, 1)
@@ -270,6 +277,7 @@ def test_straggler_aborts_the_round_and_all_keep_what_they_have(world):
     assert result(trainer).text == (
         "version 2 is withdrawn: two did not receive it within straggler_timeout"
     )
+    assert result(trainer).held is None  # another coordinator is not to tell of it
     assert two[0].last(Abandon).held == Held("A", 2)
     one[0].take(1, wait=False)
     assert outcome(one[0]).error == "Nothing"
@@ -451,6 +459,18 @@ def test_newest_version_is_there_for_late_joiners_after_a_restart(world):
     late.take(0)
     late.prepare(1)
     assert outcome(late).held == Held("A", 1)
+
+
+def test_timeout_says_for_whom_a_restarted_coordinator_waits(world):
+    trainer, one, two = begun(world)
+    receive(one + two, 1)
+    world.restart()
+    for process in one:
+        come_back(process, committed=Held("A", 1), call=1)
+        process.take(1, timeout_s=1)
+    come_back(trainer, call=1, digest="d", manifest=b"m", newest=1, replicas=["one", "two"])
+    world.pass_time(1)
+    assert "the coordinator was restarted and waits for two" in outcome(one[0]).text
 
 
 def test_older_version_is_not_handed_out_behind_a_newer_one_after_a_restart():

@@ -12,13 +12,13 @@ def publish(publications, call, version, error=""):
     publications.add(Publish(call, version, "d", None, "received", 0, 1.0, {}, error, ""))
 
 
-def over(publications, call, version, error=""):
-    held = None if error else Held("A", version)
+def over(publications, call, version, error="", *, stays=False):
+    held = None if error and not stays else Held("A", version)
     return publications.over(PublishOutcome(call, Outcome(error, "", held), {}, {}, [], {}))
 
 
 def test_versions_begin_at_one_and_grow():
-    publications = Publications("replica")
+    publications = Publications()
     assert publications.next_version(None) == 1
     assert publications.next_version(0) == 0
     publish(publications, 0, 4)
@@ -30,7 +30,7 @@ def test_versions_begin_at_one_and_grow():
 
 
 def test_version_that_was_never_announced_may_be_published_again():
-    publications = Publications("replica")
+    publications = Publications()
     publish(publications, 0, 4)
     assert over(publications, 0, 4, "SyncTimeoutError") == 4
     assert publications.next_version(4) == 4
@@ -40,25 +40,25 @@ def test_version_that_was_never_announced_may_be_published_again():
 
 
 def test_undecided_calls_are_heard_again_in_their_order():
-    publications = Publications("replica")
+    publications = Publications()
     for call in (1, 0):
         publish(publications, call, call)
     assert [again.call for again in publications.undecided()] == [0, 1]
 
 
-@pytest.mark.parametrize(("commit", "done"), [("replica", 2), ("fleet", 1)])
-def test_fleet_has_to_have_committed_what_needs_no_call_any_more(commit, done):
-    publications = Publications(commit)
+@pytest.mark.parametrize(("stays", "done"), [(True, 2), (False, 1)])
+def test_version_that_is_withdrawn_is_not_told_of_again(stays, done):
+    publications = Publications()
     for call, error in ((0, ""), (1, "SyncTimeoutError")):
         publish(publications, call, call + 1)
         publications.announced(Announced(call, call + 1))
-        assert over(publications, call, call + 1, error) is None
+        assert over(publications, call, call + 1, error, stays=stays) is None
     assert publications.newest == 2
     assert publications.newest_done == done
 
 
 def test_version_above_one_that_is_undecided_waits_for_that_one():
-    publications = Publications("replica")
+    publications = Publications()
     for call in (0, 1):
         publish(publications, call, call + 1)
         publications.announced(Announced(call, call + 1))

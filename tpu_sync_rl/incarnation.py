@@ -113,6 +113,14 @@ class Incarnation(Program):
         tickets = [authentication.ticket(join.ticket_secret, sink) for join in joins]
         return TrainerUp(self.name, self.digest, self._manifest, sources, tickets)
 
+    def announced(self) -> str:
+        """How far its versions are, for the text of a timeout."""
+        if not self._inheritance.is_settled:
+            return self._has_to_wait_for()
+        if self.newest is None:
+            return "the trainer has not announced a version yet"
+        return f"version {self.newest.version} is the newest announced"
+
     # --- calls
 
     def publish(self, member: Member, message: Publish, now: float) -> None:
@@ -144,7 +152,7 @@ class Incarnation(Program):
         for call in self._open_calls():
             outcome: Outcome | None = None
             if departed:
-                outcome = Outcome("PeerLostError", f"the trainer's {departed}", None)
+                outcome = Outcome("PeerLostError", f"the trainer's {departed}", call.held)
             elif call.held is None:
                 outcome = self._try_to_announce(call, replicas, now)
             if outcome is not None:
@@ -179,7 +187,7 @@ class Incarnation(Program):
                 self._decide(call, Outcome("", "", call.held), replicas, now)
             elif call.expired(now):
                 text = f"version {call.held.version} stays announced, but {call.lacking()}"
-                self._decide(call, Outcome("SyncTimeoutError", text, None), replicas, now)
+                self._decide(call, Outcome("SyncTimeoutError", text, call.held), replicas, now)
 
     def end_calls(self, outcome: Outcome, replicas: Collection[Replica], now: float) -> None:
         """Ends every open call alike: the job is over, or a process is gone that they need."""

@@ -323,7 +323,4 @@ class Job:
         if trainer is None:
             return f"no trainer has joined job {self._name!r}"
         absent = trainer.absent()
-        lost = f"; the trainer's {absent}" if absent else ""
-        if trainer.newest is None:
-            return f"the trainer has not announced a version yet{lost}"
-        return f"version {trainer.newest.version} is the newest announced{lost}"
+        return trainer.announced() + (f"; the trainer's {absent}" if absent else "")

@@ -64,7 +64,7 @@ class Outcome(Struct, frozen=True):
     """How a call ended, for all processes of its program alike.
 
     `error` is the name of a class of `errors` ("" for success, "Nothing" for a sampler's call that
-    did not wait and found nothing), `text` its message.
+    found nothing), `text` its message; `held` what was taken, or published and stays announced.
     """
 
     error: str

@@ -1,7 +1,7 @@
 """What a trainer process has published: how far each version has come, as far as is known here."""
 
 from tpu_sync_rl.errors import VersionError
-from tpu_sync_rl.options import Commit, checked_int
+from tpu_sync_rl.options import checked_int
 from tpu_sync_rl.trainer_messages import Announced, Publish, PublishOutcome
 
 
@@ -12,11 +12,10 @@ class Publications:
         newest: the newest version that samplers were told of; -1 before there is one.
     """
 
-    def __init__(self, commit: Commit) -> None:
-        self._commit = commit
+    def __init__(self) -> None:
         self._open: dict[int, Publish] = {}  # per call, until that is over
         self._announced: set[int] = set()  # of these, calls whose version samplers know
-        self._newest_done = -1  # by a call that is over; in a fleet, committed too
+        self._newest_done = -1  # by a call that is over
         self.newest = -1
 
     def next_version(self, version: int | None) -> int:
@@ -60,11 +59,10 @@ class Publications:
         publish = self._open.pop(message.call, None)
         if publish is None or publish.error:
             return None
-        failed = bool(message.outcome.error)
         if message.call not in self._announced:
-            return publish.version if failed else None
+            return publish.version if message.outcome.error else None
         self._announced.discard(message.call)
-        if not failed or self._commit == "replica":
+        if message.outcome.held is not None:
             self._newest_done = max(self._newest_done, publish.version)
         return None
 

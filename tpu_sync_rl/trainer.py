@@ -78,7 +78,7 @@ class TrainerSession:
         self._turn = threading.Lock()
         self._calls: Calls[PublishOutcome] = Calls()
         self._closing: Calls[JobClosed] = Calls()
-        self._publications = Publications(commit)
+        self._publications = Publications()
         self._next_call = 0
         self._live: list[str] = []  # replicas
         self._close_by: float | None = None  # when draining ends, once it has begun
