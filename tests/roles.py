@@ -154,22 +154,24 @@ def waiting_sampler(*, address: str, ready_file: str) -> Any:
 
 
 def alone(*, side: str, done_file: str) -> Any:
-    """Process 0 connects while the other one does not: how it fails, and after how long."""
+    """Process 0 connects twice while the other one does not: how it fails, and after how long."""
     if jax.process_index() == 1:
         programs.wait_for_file(Path(done_file))
         return None
-    began = time.monotonic()
-    try:
-        if side == "trainer":
-            tsr.connect_trainer(timeout=2)
-        else:
-            like = oracle.like(SPECS, _mesh([1, 4]))
-            tsr.connect_sampler(coordinator="127.0.0.1:1", replica="s", like=like, timeout=2)
-    except tsr.SyncTimeoutError as error:
-        return [time.monotonic() - began, str(error)]
-    finally:
-        programs.write_file(Path(done_file), "done")
-    return None
+    failures = []
+    for timeout_s in (2, 3600):
+        began = time.monotonic()
+        try:
+            if side == "trainer":
+                tsr.connect_trainer(timeout=timeout_s)
+            else:
+                like = oracle.like(SPECS, _mesh([1, 4]))
+                address = "127.0.0.1:1"
+                tsr.connect_sampler(coordinator=address, replica="s", like=like, timeout=timeout_s)
+        except tsr.SyncTimeoutError as error:
+            failures.append([time.monotonic() - began, str(error)])
+    programs.write_file(Path(done_file), "done")
+    return failures
 
 
 def agent_client() -> Any:

@@ -17,6 +17,7 @@ from tpu_sync_rl.errors import SyncTimeoutError
 
 _MOST_NBYTES = 4096
 _MOMENT_S = 0.5  # so that what process 0 failed in at its deadline is heard
+_given_up = threading.Event()  # a `share` whose collective goes on without a reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,16 @@ def share(value: Any, deadline: float) -> Any:
 
     Raises:
         SyncTimeoutError: some process has not called it by then. The collective goes on, so this
-            program can launch no other.
+            program can launch no other: later calls raise this at once.
     """
     if jax.process_count() == 1:
         return value
+    alone = SyncTimeoutError(
+        f"process {jax.process_index()} of {jax.process_count()}: some other process of this "
+        "program did not connect in time, or is gone; start the program again"
+    )
+    if _given_up.is_set():
+        raise alone
     told: Future[Any] = Future()
 
     def broadcast() -> None:
@@ -79,10 +86,8 @@ def share(value: Any, deadline: float) -> Any:
     try:
         return told.result(_MOMENT_S + seconds_left(deadline))
     except FutureTimeoutError:
-        raise SyncTimeoutError(
-            f"process {jax.process_index()} of {jax.process_count()}: some other process of this "
-            "program did not connect in time, or is gone; start the program again"
-        ) from None
+        _given_up.set()
+        raise alone from None
 
 
 def _broadcast(value: Any) -> Any:

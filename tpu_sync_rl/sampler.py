@@ -261,9 +261,10 @@ class SamplerSession:
         finally:
             self._asked = None
         if decided is None:
+            others = "" if self._program.index == 0 else "process 0 has not called it, or "
             raise SyncTimeoutError(
-                f"no version for replica {self._replica!r} within {take.timeout_s:g} s: no answer "
-                f"from {self._client.state}; the current version is "
+                f"no version for replica {self._replica!r} within {take.timeout_s:g} s: {others}no "
+                f"answer from {self._client.state}; the current version is "
                 f"{None if self.current is None else self.current.version}"
             )
         self._check_last(decided.outcome.held, take.min_version)
