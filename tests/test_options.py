@@ -96,6 +96,11 @@ def test_token_that_no_environment_can_hold_is_refused():
         resolve_token(b"a\0b")
 
 
+def test_token_that_is_no_text_is_refused():
+    with pytest.raises(TypeError, match="token must be a str or bytes, not a int"):
+        resolve_token(5)
+
+
 def test_missing_token_file_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("TSR_TOKEN_FILE", str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"TSR_TOKEN_FILE=.*none: No such file"):

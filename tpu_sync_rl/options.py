@@ -209,6 +209,7 @@ def resolve_token(token: str | bytes | None) -> bytes:
 
     Raises:
         ValueError: the token is empty or has a NUL byte, or its file can't be read.
+        TypeError: it is neither str nor bytes.
     """
     if token is None:
         token = os.environb.get(b"TSR_TOKEN")
@@ -220,7 +221,9 @@ def resolve_token(token: str | bytes | None) -> bytes:
             token = Path(path).read_bytes().strip()
         except OSError as error:
             raise ValueError(f"TSR_TOKEN_FILE={path}: {error.strerror}") from error
-    secret = token.encode() if isinstance(token, str) else bytes(token)
+    if not isinstance(token, str | bytes):
+        raise TypeError(f"token must be a str or bytes, not a {type(token).__name__}")
+    secret = token.encode() if isinstance(token, str) else token
     if not secret:
         raise ValueError("the token is empty; leave it out to use loopback without one")
     if b"\0" in secret:
