@@ -476,6 +476,21 @@ def test_timeout_says_what_is_known(world, stage, text):
     assert text in outcome(sampler).text
 
 
+def test_timeout_says_that_a_version_can_not_be_had_any_more(world):
+    [trainer], [sampler] = world.trainer(), world.replica()
+    publish([trainer], 0, 1)
+    sampler.admit()
+    publish([trainer], 1, 2, timeout_s=2 * LEASE_S)
+    world.pass_time(LEASE_S)
+    sampler.take(0, timeout_s=0)
+    assert "version 2 can't be had here any more: it took longer" in outcome(sampler).text
+    world.pass_time(LEASE_S)
+    assert (
+        "version 2 can't be had here any more: it took longer"
+        in trainer.last(PublishOutcome).outcome.text
+    )
+
+
 def test_call_of_an_incomplete_replica_names_who_is_missing(world):
     sampler = Sampler(world, "s", 0, 2, "life")
     sampler.join()

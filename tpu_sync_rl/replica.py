@@ -33,6 +33,11 @@ def covers(held: Held | None, wanted: Held) -> bool:
     )
 
 
+def _follows(held: Held, received: Held | None) -> bool:
+    """Whether `held` is newer than `received`, of the same incarnation; or nothing was received."""
+    return received is None or (covers(held, received) and held != received)
+
+
 class Replica(Program):
     """One life of a sampler program.
 
@@ -343,4 +348,8 @@ class Replica(Program):
             situation = f"version {version} is prepared and waits for the rest of the fleet"
         elif self.prepared is not None:
             situation = f"version {self.prepared.version} is prepared and not taken"
+        elif self.overdue is not None and _follows(self.overdue, self.received):
+            lost = f"version {self.overdue.version} can't be had here any more"
+            why = "it took longer than straggler_timeout, or nobody holds it; the next one can"
+            situation = "; ".join(filter(None, (situation, f"{lost}: {why}")))
         return "; ".join(filter(None, (situation, self._retries.last_failure)))
