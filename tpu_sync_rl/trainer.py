@@ -227,41 +227,46 @@ class TrainerSession:
         call = self._calls.open(self._next_call)
         self._calls.forget(call.number - _NUM_KEPT_CALLS)
         self._next_call += 1
-        failure: BaseException | None = None
         version = -1
         seconds: dict[str, float] = {}
-        # A process that could not do its part says so: the others must not wait for it.
+        tell = partial(self._tell, call.number, wait, deadline)
         try:
             version = self._publications.next_version(wanted)
             seconds = self._source.pin(params, version, deadline)
-        except BaseException as error:
-            failure = error
-            self._source.let_go(version)
-            raise
-        finally:
-            manifest = self._source.manifest
-            publish = Publish(
-                call=call.number,
-                version=version,
-                digest="" if manifest is None else manifest.digest,
-                manifest=None,
-                wait=wait,
-                min_replicas=self._min_replicas,
-                timeout_s=seconds_left(deadline),
-                seconds=seconds,
-                **_words_of(failure),
-            )
-            self._publications.add(publish)
-            self._send_publish(publish)
-        try:
+            publish = tell(version, seconds)
             landed = self._source.land(version)
         except BaseException as error:
             self._source.let_go(version)
-            publish = msgspec.structs.replace(publish, **_words_of(error))
-            self._publications.add(publish)
-            self._send_publish(publish)
+            tell(version, seconds, error)
             raise
         return call, msgspec.structs.replace(publish, seconds={**seconds, **landed})
+
+    def _tell(
+        self,
+        call: int,
+        wait: str | None,
+        deadline: float,
+        version: int,
+        seconds: dict[str, float],
+        failure: BaseException | None = None,
+    ) -> Publish:
+        """Says that this process has done its part of a call, or could not: others wait for it."""
+        manifest = self._source.manifest
+        publish = Publish(
+            call=call,
+            version=version,
+            digest="" if manifest is None else manifest.digest,
+            manifest=None,
+            wait=wait,
+            min_replicas=self._min_replicas,
+            timeout_s=seconds_left(deadline),
+            seconds=seconds,
+            error="" if failure is None else type(failure).__name__,
+            text="" if failure is None else str(failure),
+        )
+        self._publications.add(publish)
+        self._send_publish(publish)
+        return publish
 
     def _send_publish(self, publish: Publish) -> None:
         manifest = self._source.manifest
@@ -358,10 +363,3 @@ class TrainerSession:
         self._calls.end(error)
         for version in self._source.versions:
             self._source.on_pins(Pins(version, [], 0))
-
-
-def _words_of(failure: BaseException | None) -> dict[str, str]:
-    """What a `Publish` says of what went wrong."""
-    if failure is None:
-        return {"error": "", "text": ""}
-    return {"error": type(failure).__name__, "text": str(failure)}
