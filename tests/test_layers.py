@@ -47,6 +47,7 @@ FLOORS = (
     ("holders",),
     ("sources",),
     ("publish_call",),
+    ("publish_log",),
     ("incarnation",),
     ("job",),
     ("coordinator_process",),

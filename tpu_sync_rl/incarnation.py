@@ -9,6 +9,7 @@ from tpu_sync_rl.inheritance import Inheritance
 from tpu_sync_rl.members import Member, Program
 from tpu_sync_rl.messages import Held, Outcome, TrainerUp
 from tpu_sync_rl.publish_call import PublishCall
+from tpu_sync_rl.publish_log import PublishLog
 from tpu_sync_rl.replica import Replica, covers
 from tpu_sync_rl.sampler_messages import FetchFailed, Offer
 from tpu_sync_rl.sources import Sources
@@ -23,9 +24,6 @@ from tpu_sync_rl.trainer_messages import (
     TrainerJoined,
 )
 from tpu_sync_rl.transfer import Transfer
-
-# Decided calls that are kept for a process that missed their end.
-_NUM_KEPT_CALLS = 64
 
 
 class Incarnation(Program):
@@ -56,7 +54,7 @@ class Incarnation(Program):
         self._sources: dict[int, Sources] = {}  # of each version that is read, and of the newest
         self._manifest = b""
         self._joins: dict[int, JoinTrainer] = {}  # the last of each process
-        self._calls: dict[int, PublishCall] = {}
+        self._calls = PublishLog(first.incarnation)
         self._close_by: dict[int, float] = {}  # per process that wants the job to end
         self._patience_s = patience_s
 
@@ -78,16 +76,11 @@ class Incarnation(Program):
             self.digest, self._manifest = message.digest, message.manifest
         if self._inheritance.is_settled:
             member.send(Live(self._live))
-        for outcome in message.outcomes:
-            known = self._calls.get(outcome.call)
-            if known is None or (known.outcome is None and known.held is None):
-                self._calls[outcome.call] = PublishCall.decided(outcome, self.name)
-                self.broadcast(outcome)
-        for number, call in sorted(self._calls.items()):
-            if number < message.call:
-                continue
+        for outcome in self._calls.restore(message.outcomes):
+            self.broadcast(outcome)
+        for call in self._calls.since(message.call):
             if call.held is not None:
-                member.send(Announced(number, call.held.version))
+                member.send(Announced(call.number, call.held.version))
             if call.outcome is not None:
                 member.send(call.outcome)
         newest = -1 if self.newest is None else self.newest.version
@@ -125,13 +118,7 @@ class Incarnation(Program):
 
     def publish(self, member: Member, message: Publish, now: float) -> None:
         """A process has entered a call."""
-        call = self._calls.get(message.call)
-        if call is None:
-            call = PublishCall(message.call, self.name, message.timeout_s, now)
-            self._calls[message.call] = call
-            for number in sorted(self._calls)[:-_NUM_KEPT_CALLS]:
-                if self._calls[number].outcome is not None:
-                    del self._calls[number]
+        call = self._calls.entered(message, now)
         if call.outcome is not None:
             member.send(call.outcome)
         elif call.held is not None and not message.error:
@@ -141,15 +128,14 @@ class Incarnation(Program):
 
     def give_up(self, call: int, now: float) -> None:
         """The deadline of a call has passed in some process."""
-        if call in self._calls:
-            self._calls[call].give_up(now)
+        self._calls.give_up(call, now)
 
     def announce(self, replicas: Collection[Replica], now: float) -> None:
         """Announces versions, or ends their calls, in the order of the calls."""
         if not self._inheritance.is_settled:
             self._settle(replicas, now)
         departed = self.departed(now, self._patience_s)
-        for call in self._open_calls():
+        for call in self._calls.undecided:
             outcome: Outcome | None = None
             if departed:
                 outcome = Outcome("PeerLostError", f"the trainer's {departed}", call.held)
@@ -172,7 +158,7 @@ class Incarnation(Program):
 
     def conclude(self, replicas: Collection[Replica], now: float) -> None:
         """Ends calls whose version is announced: all have it, nobody can, or time is over."""
-        for call in self._open_calls():
+        for call in self._calls.undecided:
             if call.held is None:
                 continue
             failure = call.failure
@@ -191,11 +177,8 @@ class Incarnation(Program):
 
     def end_calls(self, outcome: Outcome, replicas: Collection[Replica], now: float) -> None:
         """Ends every open call alike: the job is over, or a process is gone that they need."""
-        for call in self._open_calls():
+        for call in self._calls.undecided:
             self._decide(call, outcome, replicas, now)
-
-    def _open_calls(self) -> list[PublishCall]:
-        return [call for _, call in sorted(self._calls.items()) if call.outcome is None]
 
     def _decide(
         self, call: PublishCall, outcome: Outcome, replicas: Collection[Replica], now: float
@@ -283,7 +266,7 @@ class Incarnation(Program):
                 self._sources[newest.version].begin(
                     replica, promise, keep=self._decides_together, now=now
                 )
-        again = {call.first.version for call in self._open_calls()}
+        again = {call.first.version for call in self._calls.undecided}
         self._let_go(self._inheritance.outlived(again, now))
         live = sorted(replica.name for replica in replicas if replica.is_live)
         if live != self._live and self._inheritance.is_settled:
