@@ -218,6 +218,20 @@ def test_newer_version_takes_the_place_of_one_that_waits_for_late_callers(world)
     assert outcome(one[0]).held == outcome(two[0]).held == Held("A", 3)
 
 
+def test_call_with_a_min_version_passes_over_what_the_others_took(world):
+    trainer, one, two = begun(world)
+    receive(one + two, 1)
+    one[0].take(0)
+    for process in one:
+        process.took(0)
+    two[0].take(0, min_version=2)
+    publish([trainer], 1, 2)
+    receive(one + two, 2)
+    assert outcome(two[0]).held == Held("A", 2)
+    one[0].take(1)
+    assert outcome(one[0]).held == Held("A", 2)
+
+
 def test_commit_that_waits_for_late_callers_says_whom(world):
     trainer, one, two = begun(world)
     receive(one + two, 1)

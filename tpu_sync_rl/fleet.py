@@ -102,7 +102,8 @@ class Round:
             names = ", ".join(sorted(replica.name for replica in stragglers))
             self.abort(f"{names} did not receive it within straggler_timeout", replicas)
         elif behind == stragglers:
-            late = [r.name for r in self._members if r.is_live and r.prepared is not None]
+            newest = self.held.incarnation
+            late = [r.name for r in self._members if r.is_live and r.is_awaited(newest)]
             self.late_callers = [] if self._drop else sorted(late)
             if not self.late_callers:
                 self.commit()

@@ -307,6 +307,13 @@ class Replica(Program):
         newest = newest_incarnation in (None, held.incarnation)
         return newest and held.version >= min_version
 
+    def is_awaited(self, newest_incarnation: str) -> bool:
+        """Whether it has yet to take what is prepared: no call under way passes that over."""
+        asked = self.calls.asked
+        return self.prepared is not None and (
+            asked is None or self.may_take(asked.min_version, newest_incarnation)
+        )
+
     def conclude(self, outcome: Outcome) -> None:
         """Decides the next call and tells every process."""
         stats: list[ProcessStats] = []
