@@ -18,6 +18,7 @@ FLOORS = (
     ("metrics",),
     (
         "errors",
+        "at_exit",
         "deadline",
         "options",
         "authentication",

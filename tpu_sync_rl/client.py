@@ -1,8 +1,6 @@
 """A process's stream to the coordinator: dialled, proved, joined, and dialled again when lost."""
 
-import atexit
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import TypeVar
@@ -11,6 +9,7 @@ import grpc
 import msgspec
 
 from tpu_sync_rl import authentication, channel, errors, long_messages, software
+from tpu_sync_rl.at_exit import AtExit
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
@@ -89,7 +88,7 @@ class CoordinatorClient:
         self._refusal: SyncError | None = None
         self._state = "no answer yet"
         self._thread = threading.Thread(target=self._run, name="tsr-coordinator", daemon=True)
-        self._at_exit = _CloseAtExit(self)
+        self._at_exit: AtExit | None = None
 
     @property
     def state(self) -> str:
@@ -108,7 +107,7 @@ class CoordinatorClient:
             AuthError: the coordinator refused our token, or could not prove that it has it.
             SyncError: the coordinator refused this process, as the class that it named.
         """
-        atexit.register(self._at_exit)
+        self._at_exit = AtExit(self.close)
         self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._joined_once or self._over, seconds_left(deadline))
@@ -146,7 +145,8 @@ class CoordinatorClient:
             if self._outbox is not None:
                 self._outbox.put(None)
             self._outbox = self._early = None
-        atexit.unregister(self._at_exit)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         self.journal.close()
         if not self._thread.is_alive() or threading.current_thread() is self._thread:
             return
@@ -274,18 +274,6 @@ class CoordinatorClient:
             for data in self._early or ():
                 outbox.put(data)
             self._outbox, self._early = outbox, None
-
-
-class _CloseAtExit:
-    """Closes a client that is still open when the interpreter exits, without keeping it alive."""
-
-    def __init__(self, client: CoordinatorClient) -> None:
-        self._client = weakref.ref(client)
-
-    def __call__(self) -> None:
-        client = self._client()
-        if client is not None:
-            client.close()
 
 
 def _pieces(outbox: _Outbox) -> Iterator[bytes]:

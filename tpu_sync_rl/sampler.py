@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import msgspec
 
 from tpu_sync_rl import errors
+from tpu_sync_rl.at_exit import AtExit
 from tpu_sync_rl.calls import GRACE_S, Calls, one_at_a_time
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.deadline import seconds_left
@@ -137,6 +138,7 @@ class SamplerSession:
             receiver=self._receiver,
             send=self._client.send,
         )
+        self._at_exit = AtExit(self._stop)
         try:
             self._client.start(deadline)
         except BaseException:
@@ -233,6 +235,11 @@ class SamplerSession:
             return
         self._closed = True
         self._calls.end(SyncError("this session is closed"))
+        self._at_exit.cancel()
+        self._stop()
+
+    def _stop(self) -> None:
+        """Ends all threads; a call that is under way is left where it is."""
         self._client.close()
         self._offers.close()
         self._receiver.close()

@@ -9,6 +9,7 @@ from typing import Any, overload
 import msgspec
 
 from tpu_sync_rl import errors
+from tpu_sync_rl.at_exit import AtExit
 from tpu_sync_rl.calls import GRACE_S, Call, Calls, one_at_a_time
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
@@ -102,6 +103,7 @@ class TrainerSession:
             incarnation=incarnation,
             on_stream=self._source.add_connection,
         )
+        self._at_exit = AtExit(self._stop)
         try:
             self._client.start(deadline)
         except BaseException:
@@ -211,6 +213,11 @@ class TrainerSession:
     def _end(self) -> None:
         self._closed = True
         self._calls.end(SyncError("this session is closed"))
+        self._at_exit.cancel()
+        self._stop()
+
+    def _stop(self) -> None:
+        """Ends all threads; a call that is under way is left where it is."""
         self._client.close()
         self._listener.close()
         self._source.close()
