@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 from streams import PATIENCE_S, TOKEN, SamplerSession, TrainerSession
 
 from tpu_sync_rl import authentication
@@ -173,6 +174,21 @@ def test_what_is_sent_while_the_join_is_made_follows_it():
             session.client.send(GiveUp(8))
         assert [type(m) for m in received] == [JoinTrainer, GiveUp, GiveUp, Leave]
         assert [m.call for m in received[1:3]] == [7, 8]
+
+
+def test_client_without_a_thread_for_its_stream_dials_again(monkeypatch):
+    refused = iter(range(2))
+
+    class Threads(cygrpc.ForkManagedThread):
+        def start(self):
+            if next(refused, None) is not None:
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(cygrpc, "ForkManagedThread", Threads)
+    with coordinator() as address, TrainerSession(address) as session:
+        session.wait_for(TrainerJoined)
+    assert next(refused, None) is None
 
 
 def test_refusal_after_start_comes_once_and_ends_the_client():

@@ -15,8 +15,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tpu_sync_rl as tsr
-from tpu_sync_rl import rails, same_host
+from tpu_sync_rl import rails, receiver, same_host
 from tpu_sync_rl.coordinator_process import start_coordinator
+from tpu_sync_rl.feed import Feed
 
 pytestmark = pytest.mark.end_to_end
 
@@ -480,6 +481,23 @@ def test_interrupted_call_announces_nothing(trainer, computed):
         tsr.sync_weights(params, to=trainer, version=2)
         assert sampler.sync_weights().version == 2 == sampler.latest_version
         oracle.assert_equal(sampler.current.params, SPECS, 2, SAMPLER)
+
+
+def test_sampler_without_threads_for_a_while_gets_versions_afterwards(trainer, monkeypatch):
+    failures = iter([tsr.SyncError("thread: Resource temporarily unavailable"), MemoryError()])
+
+    class ScarceFeed(Feed):
+        def __init__(self, *args: object, **options: object) -> None:
+            failure = next(failures, None)
+            if failure is not None:
+                raise failure
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(receiver, "Feed", ScarceFeed)
+    with connect(trainer) as sampler:
+        publish(trainer, 1)
+        oracle.assert_equal(sampler.sync_weights().params, SPECS, 1, SAMPLER)
+    assert next(failures, None) is None
 
 
 def test_timeout_says_that_older_params_leave_no_memory(trainer):

@@ -174,6 +174,13 @@ class CoordinatorClient:
                 joined, failure = self._is_joined(), f"it does not speak our protocol: {error}"
             except SyncError as error:
                 refusal = error
+            except (MemoryError, RuntimeError) as error:
+                if not _is_for_want_of_resources(error):
+                    refusal = SyncError(f"{type(error).__name__}: {error}")
+                joined, failure = (
+                    self._is_joined(),
+                    f"this process lacks memory or threads: {error}",
+                )
             except Exception as error:  # a callback's bug has to end calls, not to hang them
                 refusal = SyncError(f"{type(error).__name__}: {error}")
             with self._changed:
@@ -213,8 +220,13 @@ class CoordinatorClient:
             grpc.RpcError, msgspec.DecodeError: the stream broke.
         """
         outbox: _Outbox = SimpleQueue()
-        with self._channels.new() as opened:
+        opened = self._channels.new()
+        try:
             stream = opened.stream_stream(SESSION_METHOD)(_pieces(outbox))
+        except RuntimeError:
+            channel.keep_for_ever(opened)
+            raise
+        with opened:
             messages = _said(stream)
             with self._changed:
                 self._stream = stream
@@ -274,6 +286,10 @@ class CoordinatorClient:
             for data in self._early or ():
                 outbox.put(data)
             self._outbox, self._early = outbox, None
+
+
+def _is_for_want_of_resources(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
 def _pieces(outbox: _Outbox) -> Iterator[bytes]:

@@ -214,7 +214,7 @@ class Listener:
                     self._judge(half_open, half_open.hello, message)
         except BlockingIOError:
             return
-        except (OSError, ValueError):  # it broke off, or is no peer of ours
+        except (OSError, ValueError, MemoryError):  # it broke off, or is no peer of ours
             self._drop(half_open)
 
     def _challenge(self, half_open: _HalfOpen, hello: Hello) -> None:

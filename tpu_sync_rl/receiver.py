@@ -19,12 +19,14 @@ from tpu_sync_rl.planner import Planner
 from tpu_sync_rl.prepared_versions import PreparedVersions, Received
 from tpu_sync_rl.process_stats import ProcessStats
 from tpu_sync_rl.sampler_messages import Abandon, Admit, Fetch, FetchFailed, Prepared, Refuse
+from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.staged_generations import StagedGeneration
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.transport import Fetcher
 from tpu_sync_rl.verification import Verification
 
 _POLL_S = 0.1
+_PAUSE_S = 0.5  # before what failed is tried again
 _LOOK_S = 0.01  # how late the end of H2D is noticed
 _GOODBYE_S = 0.5
 
@@ -65,6 +67,7 @@ class Receiver:
             cast=cast,
             chunk_nbytes=options.chunk_nbytes,
         )
+        self._log = SessionLog(options.job, replica, process)
         self._pool = pool
         self._trace = trace
         self._send = send
@@ -131,6 +134,14 @@ class Receiver:
 
     def _run(self) -> None:
         while (message := self._commands.get()) is not None and not self._closed:
+            while not self._obeys(message) and not self._is_outdated(message):
+                time.sleep(_PAUSE_S)
+        if self._source is not None:
+            self._source.close()
+
+    def _obeys(self, message: "TrainerUp | Fetch | _Freed") -> bool:
+        """Does what is said; False where that failed, and may be tried again."""
+        try:
             match message:
                 case TrainerUp():
                     self._meet(message)
@@ -138,8 +149,20 @@ class Receiver:
                     self._receive(message)
                 case _Freed():
                     self._prepare()
-        if self._source is not None:
-            self._source.close()
+        except Exception as error:  # no memory or thread is left, say; the job counts on an answer
+            self._log.warning(f"{type(error).__name__}: {error}; it is tried again")
+            return False
+        return True
+
+    def _is_outdated(self, message: "TrainerUp | Fetch | _Freed") -> bool:
+        with self._lock:
+            match message:
+                case TrainerUp():
+                    return self._closed or message.incarnation != self._newest_incarnation
+                case Fetch():
+                    return self._closed or message is not self._wanted
+                case _Freed():
+                    return True
 
     def _prepare(self) -> None:
         """Makes the arrays of the version that comes next, until there is something else to do."""

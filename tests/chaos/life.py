@@ -145,13 +145,16 @@ class Life:
         return self.log(process, 12_000)
 
     def ended_by_jax(self, process: int) -> bool:
-        """Whether JAX ended a process, as it does once the first one of its program has gone."""
+        """Whether JAX ended a process, as it does once another one of its program has gone."""
         text = self._log_path(process).read_text(errors="replace")
         return "JAX distributed service detected fatal errors" in text
 
     def log(self, process: int, most: int = 3000) -> str:
-        """The end of what a process printed."""
-        return self._log_path(process).read_text(errors="replace")[-most:]
+        """What a process printed: the end of it, and where it began to end."""
+        text = self._log_path(process).read_text(errors="replace")
+        if len(text) <= most:
+            return text
+        return f"{text[: most // 4]}\n…\n{text[-3 * most // 4 :]}"
 
     def _indices(self, process: int | None) -> list[int]:
         return list(range(len(self.processes))) if process is None else [process]

@@ -158,7 +158,7 @@ class Run:
                     continue
                 if name != "coordinator" and process not in life.begun:
                     self.checker.counts["ended within JAX's start"] += 1
-                elif life.processes[0].poll() == 0 and life.ended_by_jax(process):
+                elif life.ended_by_jax(process):  # who died first is judged for itself
                     self.checker.counts["ended by JAX"] += 1
                 else:
                     text = f"process {process} ended with {code}:\n{life.log(process)}"
