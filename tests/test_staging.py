@@ -282,6 +282,31 @@ def test_version_without_room_takes_that_of_the_current_one_within_the_call(trai
         assert set(np.asarray(update.params["a"]).tolist()) == {2.0}
 
 
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (jax.errors.JaxRuntimeError("no memory"), "version 2 was not copied to the devices: no"),
+        (KeyboardInterrupt("now"), "now"),
+    ],
+)
+def test_copy_that_fails_within_the_call_is_tried_again_by_the_next(
+    trainer, monkeypatch, failure: BaseException, error: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise failure
+
+    with connect(trainer, like=weights(0), max_device_nbytes=8192, h2d_window_nbytes=1) as sampler:
+        take(trainer, sampler, 1)
+        tsr.sync_weights(weights(2), to=trainer)
+        with monkeypatch.context() as broken:
+            broken.setattr(StagedGeneration, "_land", fail)
+            with pytest.raises((tsr.SyncError, KeyboardInterrupt), match=error):
+                sampler.sync_weights()
+        update = sampler.sync_weights()
+        assert update.version == 2
+        assert set(np.asarray(update.params["a"]).tolist()) == {2.0}
+
+
 def test_version_that_waits_comes_before_those_behind_it() -> None:
     like = weights(0)
     table = shard_table(["a", "b"], [like["a"], like["b"]], wanted=True)

@@ -305,7 +305,7 @@ class SamplerSession:
             return None, VersionError(f"version {held.version} is no longer held by this process")
         try:
             update, leaves = self._updates.swap(received, combined(decided.stats))
-        except SyncError:
+        except BaseException:
             self._receiver.prepared.add(received)  # for the next call
             raise
         self._offers.take(held, leaves)

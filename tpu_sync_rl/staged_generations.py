@@ -34,9 +34,9 @@ class StagedGeneration(Generation):
         """As a Generation; at most `window_nbytes` of copies are under way at a time."""
         super().__init__(layout, memory, on_free)
         self._device_memory = device_memory
-        self._window = Window(window_nbytes)
+        self._window_nbytes = window_nbytes
         self._waits_for_swap: bool | None = None  # until it is known
-        self._begun = [False] * len(layout.leaves)
+        self._start_over()
 
     @property
     def waits_for_swap(self) -> bool:
@@ -55,9 +55,16 @@ class StagedGeneration(Generation):
         self._window.look()
 
     def arrays(self) -> list[Any]:
-        """Hands out the jax.Arrays, in the manifest's order. Call once, when all is verified."""
-        self._begin(range(len(self._begun)))
-        self._window.finish()
+        """Hands out the jax.Arrays, in the manifest's order. Call once, when all is verified.
+
+        A call that raises gives back what it took on the devices, and may be tried again.
+        """
+        try:
+            self._begin(range(len(self._begun)))
+            self._window.finish()
+        except BaseException:
+            self._start_over()
+            raise
         arrays: list[Any] = self._arrays
         self._device_memory.took(self, arrays)
         self._arrays = []
@@ -69,6 +76,11 @@ class StagedGeneration(Generation):
         if self._window.began is not None:
             trace.beside(version, "h2d", self._window.began, self._window.busy_s)
         return self._window.busy_s
+
+    def _start_over(self) -> None:
+        self._window = Window(self._window_nbytes)
+        self._begun = [False] * len(self._layout.leaves)
+        self._arrays = [None] * len(self._layout.leaves)
 
     def _begin(self, leaves: Iterable[int]) -> None:
         left = [leaf for leaf in leaves if not self._begun[leaf]]

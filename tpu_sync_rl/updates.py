@@ -55,7 +55,8 @@ class Updates:
             stats: of the whole replica.
 
         Raises:
-            SyncError: there is no room for it on the devices; `current` stays, if it is held.
+            SyncError: there is no room for it on the devices. After that, and an interrupt,
+                `current` stays, if it is held, and another try may go well.
         """
         held = received.held
         leaves = self._copied(received) if received.leaves is None else received.leaves
@@ -87,10 +88,13 @@ class Updates:
         self.current = None
         try:
             self._pool.device_memory.check_swap()
-        except SyncError:
+            leaves = received.generation.arrays()
+        except BaseException as error:
             self.current = None if former is None else former()
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                text = f"version {received.held.version} was not copied to the devices: {error}"
+                raise SyncError(text) from error
             raise
-        leaves = received.generation.arrays()
         assert isinstance(received.generation, StagedGeneration)
         received.stats.seconds["h2d"] = received.generation.trace(
             self._trace, received.held.version
