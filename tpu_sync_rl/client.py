@@ -31,7 +31,7 @@ _Outbox = SimpleQueue[bytes | None]
 
 _FIRST_REDIAL_S = 0.1
 _MOST_REDIAL_S = 1.0
-_GOODBYE_S = 0.5
+GOODBYE_S = 0.5
 
 
 class CoordinatorClient:
@@ -137,8 +137,11 @@ class CoordinatorClient:
             self._over = True
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Says goodbye and ends the stream and the thread, within a second or so. Idempotent."""
+    def close(self, goodbye_s: float = GOODBYE_S) -> None:
+        """Says goodbye and ends the stream and the thread, within a second or so. Idempotent.
+
+        Waits up to `goodbye_s` for the coordinator to read that.
+        """
         self.send(Leave())
         self.finish()
         with self._changed:
@@ -151,12 +154,12 @@ class CoordinatorClient:
         if not self._thread.is_alive() or threading.current_thread() is self._thread:
             return
         # The coordinator ends the stream when it has read the goodbye.
-        self._thread.join(_GOODBYE_S)
+        self._thread.join(goodbye_s)
         with self._changed:
             stream = self._stream
         if stream is not None:
             stream.cancel()
-        self._thread.join(_GOODBYE_S)
+        self._thread.join(GOODBYE_S)
 
     def _run(self) -> None:
         redial_s = _FIRST_REDIAL_S

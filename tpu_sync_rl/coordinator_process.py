@@ -69,8 +69,11 @@ class CoordinatorProcess:
             self.stop()
             raise
 
-    def stop(self) -> None:
-        """Ends the process and waits for its end; its port is free then. Idempotent."""
+    def stop(self, patience_s: float = _STOP_S) -> None:
+        """Ends the process and waits for its end; its port is free then. Idempotent.
+
+        It has `patience_s` to end by itself.
+        """
         with self._starting:
             self._stopped.set()
             process = self._process
@@ -78,7 +81,7 @@ class CoordinatorProcess:
             return
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_S)
+            process.wait(patience_s)
             return
         process.kill()
         process.wait()

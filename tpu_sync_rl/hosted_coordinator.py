@@ -4,7 +4,7 @@ import jax
 
 from tpu_sync_rl import errors
 from tpu_sync_rl.coordinator_process import CoordinatorProcess, start_coordinator
-from tpu_sync_rl.errors import SyncError, SyncTimeoutError
+from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.program import share
 
@@ -38,7 +38,7 @@ def start_in_process_0(
             told["error"], told["text"] = type(error).__name__, str(error)[:2000]
     try:
         told = share(told, deadline)
-    except SyncTimeoutError:
+    except SyncError:
         if process is not None:
             process.stop()
         raise

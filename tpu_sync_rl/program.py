@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from tpu_sync_rl.deadline import seconds_left
-from tpu_sync_rl.errors import SyncTimeoutError
+from tpu_sync_rl.errors import PeerLostError, SyncTimeoutError
 
 _MOST_NBYTES = 4096
 _MOMENT_S = 0.5  # so that what process 0 failed in at its deadline is heard
@@ -64,6 +64,7 @@ def share(value: Any, deadline: float) -> Any:
     Raises:
         SyncTimeoutError: some process has not called it by then. The collective goes on, so this
             program can launch no other: later calls raise this at once.
+        PeerLostError: JAX lost some process.
     """
     if jax.process_count() == 1:
         return value
@@ -88,6 +89,11 @@ def share(value: Any, deadline: float) -> Any:
     except FutureTimeoutError:
         _given_up.set()
         raise alone from None
+    except jax.errors.JaxRuntimeError as error:
+        raise PeerLostError(
+            f"process {jax.process_index()} of {jax.process_count()}: JAX lost another process of "
+            f"this program, so it has to be started again: {error}"
+        ) from error
 
 
 def _broadcast(value: Any) -> Any:

@@ -11,7 +11,7 @@ import msgspec
 from tpu_sync_rl import errors
 from tpu_sync_rl.at_exit import AtExit
 from tpu_sync_rl.calls import GRACE_S, Call, Calls, one_at_a_time
-from tpu_sync_rl.client import CoordinatorClient
+from tpu_sync_rl.client import GOODBYE_S, CoordinatorClient
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
@@ -103,6 +103,7 @@ class TrainerSession:
             incarnation=incarnation,
             on_stream=self._source.add_connection,
         )
+        self._goodbye_s = GOODBYE_S  # that a coordinator gets which answers
         self._at_exit = AtExit(self._stop)
         try:
             self._client.start(deadline)
@@ -196,7 +197,8 @@ class TrainerSession:
         self._client.send(CloseJob(timeout_s))
         try:
             self._calls.raise_if_ended(0)
-            self._closing.wait(self._closing.open(0), self._close_by + GRACE_S)
+            if self._closing.wait(self._closing.open(0), self._close_by + GRACE_S) is None:
+                self._goodbye_s = 0.0
         except SyncError:
             pass  # fenced or refused: the job is another's, and there is nothing to drain
         self._end()
@@ -218,11 +220,11 @@ class TrainerSession:
 
     def _stop(self) -> None:
         """Ends all threads; a call that is under way is left where it is."""
-        self._client.close()
+        self._client.close(self._goodbye_s)
         self._listener.close()
         self._source.close()
         if self._coordinator_process is not None:
-            self._coordinator_process.stop()
+            self._coordinator_process.stop(self._goodbye_s)
         self._trace.close()
 
     # --- one call

@@ -44,7 +44,7 @@ def main(child: Child) -> NoReturn:
         )
         try:
             session = child.timed("connect", _CONNECT_S, connect)
-        except tsr.SyncTimeoutError:
+        except (tsr.SyncTimeoutError, tsr.PeerLostError):
             if jax.process_count() > 1:
                 child.end("ended")  # the others may be in
             continue

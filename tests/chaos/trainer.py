@@ -66,7 +66,7 @@ def _connect(child: Child) -> tsr.TrainerSession:
     while True:
         try:
             return child.timed("connect", 10, connect)
-        except tsr.SyncTimeoutError:
+        except (tsr.SyncTimeoutError, tsr.PeerLostError):
             if jax.process_count() > 1:
                 child.end("ended")  # the others may be in
         except tsr.SyncError as error:
