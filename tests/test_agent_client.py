@@ -86,6 +86,13 @@ def test_mismatch_is_a_mistake_of_the_caller():
         tsr.sync_weights(params(0), to=session, agent="colocated")
 
 
+def test_deleted_leaf_is_named():
+    deleted = params(0)
+    jax.tree.map(lambda leaf: leaf.delete(), deleted)
+    with pytest.raises(ValueError, match="leaf 'w' has been deleted"):
+        tsr.sync_weights(deleted, to=COLUMNS, agent="colocated")
+
+
 def test_way_that_failed_is_made_anew(monkeypatch):
     tsr.sync_weights(params(1), to=COLUMNS, agent="colocated")
     with monkeypatch.context() as patch:

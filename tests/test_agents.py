@@ -406,6 +406,17 @@ def test_options_that_agents_can_not_have_are_refused(monkeypatch):
         tsr.connect_trainer()
 
 
+def test_nics_that_a_host_lacks_are_named(trainer):
+    with pytest.raises(ValueError, match="'nope0' is no NIC"):
+        connect(trainer, like=LIKE, nics=["nope0"])
+
+
+def test_trees_without_leaves_sync(trainer):
+    with connect(trainer, like={}) as sampler:
+        assert tsr.sync_weights({}, to=trainer).version == 1
+        assert sampler.sync_weights().params == {}
+
+
 def test_like_that_is_not_committed_is_refused(trainer):
     with pytest.raises(ValueError, match="'w' of like= is not committed"):
         connect(trainer, like={"w": jnp.zeros(4)})

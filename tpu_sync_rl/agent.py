@@ -21,6 +21,7 @@ from tpu_sync_rl.colocated import (
     asked_program,
 )
 from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.nics import find_nics
 from tpu_sync_rl.options import Options, Staging
 from tpu_sync_rl.pins import MAX_PINNED
 from tpu_sync_rl.program import Program
@@ -114,7 +115,13 @@ class SessionAgent(Agent, Generic[Session]):
         """Call `number`: joins the job. Asked with a row for each device, and their processes."""
         program = asked_program(request, processes, count)
         deadline = time.monotonic() + timeout_s
-        self._start(number, lambda _: self._join(program, deadline))
+
+        def run(_: _Call) -> None:
+            if self._options.nics is not None:
+                find_nics(self._options.nics)  # says what is wrong: later it is in the background
+            self._join(program, deadline)
+
+        self._start(number, run)
 
     @answers
     def poll(self, _: jax.Array, *, number: int, until: str, wait_s: float) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class AgentLeaves:
         self.devices_of_group, self.groups = list(groups), list(groups.values())
         self.keys_of_group = [[keys[i] for i in positions] for positions in self.groups]
         held = {device for devices in groups for device in devices}
-        if jax.process_count() > 1:  # where every controller has an agent, also without a shard
+        # Where controllers are several, each has an agent, also without a shard.
+        if jax.process_count() > 1 or not held:
             held |= set(cpu_devices(tuple(jax.devices())))
         self.devices: Devices = tuple(sorted(held, key=lambda device: device.id))
         self.are_copied = not held.issuperset(

@@ -31,7 +31,9 @@ class _Route:
     def __init__(self, params: Any, to: Any, rename: Rename, cast: bool) -> None:
         """Makes the agents; raises as `sync_weights` does."""
         like = jax.tree.map(_committed, matched(params, to, rename, cast)[-1])
-        devices = {device for leaf in jax.tree.leaves(params) for device in leaf.devices()}
+        devices = {
+            device for leaf in jax.tree.leaves(params) for device in leaf.sharding.device_set
+        }
         host = find_nics()[0].host if are_remote(devices) else LOOPBACK.host
         token = share(secrets.token_hex(16), time.monotonic() + DEFAULT_TIMEOUT_S)
         self._lock = threading.Lock()
