@@ -406,6 +406,16 @@ def test_options_that_agents_can_not_have_are_refused(monkeypatch):
         tsr.connect_trainer()
 
 
+def test_outcomes_of_handles_may_be_asked_for_late(trainer, monkeypatch):
+    tree = params(0)
+    handles = [tsr.sync_weights(tree, to=trainer, wait=None) for _ in range(12)]
+    assert [handle.result().version for handle in handles] == [*range(1, 13)]
+    monkeypatch.setattr(agent, "_NUM_KEPT_CALLS", 2)
+    handles = [tsr.sync_weights(tree, to=trainer, wait=None) for _ in range(3)]
+    with pytest.raises(tsr.SyncError, match="known no more: 2 calls came after it"):
+        handles[0].result()
+
+
 def test_nics_that_a_host_lacks_are_named(trainer):
     with pytest.raises(ValueError, match="'nope0' is no NIC"):
         connect(trainer, like=LIKE, nics=["nope0"])

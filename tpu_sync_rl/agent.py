@@ -30,8 +30,8 @@ from tpu_sync_rl.staging import num_fitting
 from tpu_sync_rl.trainer import TrainerSession
 from tpu_sync_rl.update import Update
 
-# Calls whose outcome is kept for a controller that asks again: more than pins let be under way.
-_NUM_KEPT_CALLS = 8
+# Calls whose outcome, of a few kB, is kept: the controller may ask for those of handles late.
+_NUM_KEPT_CALLS = 1000
 _MOST_COPIES = MAX_PINNED + 1  # of a trainer's params: those that are read, and the next one
 
 Likes = Mapping[str, jax.ShapeDtypeStruct]  # every leaf by key, on the agents' CPU devices
@@ -126,7 +126,10 @@ class SessionAgent(Agent, Generic[Session]):
     @answers
     def poll(self, _: jax.Array, *, number: int, until: str, wait_s: float) -> dict[str, Any]:
         """How call `number` is doing; waits for `wait_s` at most."""
-        return self._calls[number].status(until, wait_s)
+        call = self._calls.get(number)
+        if call is None:
+            raise SyncError(f"the outcome is known no more: {_NUM_KEPT_CALLS} calls came after it")
+        return call.status(until, wait_s)
 
     def _join(self, program: Program, deadline: float) -> None:
         raise NotImplementedError
