@@ -138,7 +138,7 @@ def test_help_is_for_people_alone(capsys):
         coordinator_module.main(["--help"])
     text = capsys.readouterr().out
     assert text.startswith("usage: python -m tpu_sync_rl.coordinator [-h] --address ADDRESS")
-    assert "TSR_TOKEN=secret python -m tpu_sync_rl.coordinator --address=" in text
+    assert "TSR_TOKEN=… python -m tpu_sync_rl.coordinator --address=" in text
     assert "--ready_fd" not in text
     assert "--parent" not in text
 

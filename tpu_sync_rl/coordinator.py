@@ -42,7 +42,7 @@ All programs of a job, and this one, share a secret token: TSR_TOKEN, or the con
 that TSR_TOKEN_FILE names. Without one it listens on loopback alone.
 
 example:
-  TSR_TOKEN=secret python -m tpu_sync_rl.coordinator --address=0.0.0.0:8476
+  TSR_TOKEN=… python -m tpu_sync_rl.coordinator --address=0.0.0.0:8476
 """
 
 

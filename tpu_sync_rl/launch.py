@@ -7,8 +7,9 @@
     python -m tpu_sync_rl.launch --role=controller                   # all of it in one JAX client
 
 On this machine it exits with 0 only if every version was proved bit-equal on every sampler, all
-samplers ended on the last one, and the reward rose. A role prints its events to stdout, each a line
-with a JSON object. The options of the sessions are the --tsr_ flags, which --helpfull lists.
+samplers ended on the last one, and the reward rose. A trainer or controller prints its events
+to stdout, each a line with a JSON object; a sampler prints none. The options of the sessions are
+the --tsr_ flags, which --helpfull lists.
 """
 
 import json

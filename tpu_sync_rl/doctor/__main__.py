@@ -18,7 +18,7 @@ weights. Exits with 1 if something is broken.
 The token of the job is taken from TSR_TOKEN, or the file that TSR_TOKEN_FILE names.
 
 example:
-  TSR_TOKEN=secret python -m tpu_sync_rl.doctor --coordinator=10.0.0.2:8476
+  TSR_TOKEN=… python -m tpu_sync_rl.doctor --coordinator=10.0.0.2:8476
 """
 
 _NUM_GENERATIONS = 2  # the current one, and one that is being received

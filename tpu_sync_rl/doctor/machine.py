@@ -123,7 +123,9 @@ def _memory(nbytes: int | None, num_generations: int) -> Finding:
     seen = f"{shown_nbytes(available)} available"
     if nbytes is None:
         return Finding(
-            "memory", "ok", f"{seen}; pass --nbytes or --coordinator to have it compared"
+            "memory",
+            "ok",
+            f"{seen}; compared with --nbytes, or with a version of the job at --coordinator",
         )
     need = nbytes * num_generations
     seen += f", {shown_nbytes(need)} for {num_generations} generations of {shown_nbytes(nbytes)}"
