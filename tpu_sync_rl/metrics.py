@@ -139,7 +139,7 @@ def check_registry(registry: object) -> None:
         from prometheus_client import CollectorRegistry
     except ImportError as error:
         raise ValueError(
-            "metrics= needs prometheus-client: pip install tpu_sync_rl[metrics]"
+            "metrics= needs prometheus-client: pip install 'tpu_sync_rl[metrics]'"
         ) from error
     if not isinstance(registry, CollectorRegistry):
         raise TypeError(f"metrics must be a prometheus_client.CollectorRegistry, not {registry!r}")
