@@ -99,5 +99,5 @@ def test_other_things_than_a_registry_are_refused():
 
 def test_missing_package_is_named(monkeypatch, registry):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ValueError, match=r"pip install tpu_sync_rl\[metrics\]"):
+    with pytest.raises(ValueError, match=r"pip install 'tpu_sync_rl\[metrics\]'"):
         tsr.connect_trainer(metrics=registry)
