@@ -65,6 +65,21 @@ def test_every_rail_of_every_process_gets_its_streams(streams):
     assert all(streams.num_streams(process) == 4 for process in range(3))
 
 
+def test_rail_that_no_thread_could_dial_is_dialled_later(streams, monkeypatch):
+    dialler = make(streams)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(threading.Thread, "start", refuse)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                dialler.open_missing()
+    dialler.open_missing()
+    assert streams.take(4) == BOTH
+
+
 def test_stream_that_is_lost_is_opened_again_on_its_own_rail(streams):
     dialler = make(streams)
     dialler.open_missing()

@@ -64,10 +64,15 @@ class Dialler:
         self._next_round = time.monotonic() + _REDIAL_S
         for name, missing in self._missing().items():
             if name not in self._under_way:
-                self._under_way.add(name)
-                threading.Thread(
+                dialling = threading.Thread(
                     target=self._dial, args=(name, missing), name=f"tsr-dial-{name}", daemon=True
-                ).start()
+                )
+                self._under_way.add(name)
+                try:
+                    dialling.start()
+                except RuntimeError:  # there is no thread left
+                    self._under_way.discard(name)
+                    raise
 
     def lost(self) -> dict[int, str]:
         """What is wrong with the processes that no stream reaches."""

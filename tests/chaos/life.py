@@ -145,9 +145,11 @@ class Life:
         return self.log(process, 12_000)
 
     def ended_by_jax(self, process: int) -> bool:
-        """Whether JAX ended a process, as it does once another one of its program has gone."""
-        text = self._log_path(process).read_text(errors="replace")
-        return "JAX distributed service detected fatal errors" in text
+        """Whether JAX ended a process: it aborts one whose program has lost another."""
+        if self.processes[process].poll() != -signal.SIGABRT:
+            return False
+        others = [x for index, x in enumerate(self.processes) if index != process]
+        return any(map(_ends_soon, others))
 
     def log(self, process: int, most: int = 3000) -> str:
         """What a process printed: the end of it, and where it began to end."""
@@ -172,6 +174,13 @@ class Life:
                     if event["kind"] == "connected":
                         self.connected[index] = event["at"]
                     self._on_event(self, index, event)
+
+
+def _ends_soon(process: "subprocess.Popen[bytes]") -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1)
+        return True
+    return False
 
 
 def program_commands(
