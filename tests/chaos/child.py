@@ -1,8 +1,7 @@
 """What the programs under test share: the pipe to the checker, calls that are timed, commands."""
 
-import contextlib
-import faulthandler
 import json
+import math
 import os
 import random
 import sys
@@ -33,6 +32,7 @@ class Child:
         self._lock = threading.Lock()
         self._lags: list[tuple[float, float]] = []
         self._ticked_at = time.monotonic()
+        self._late_at = math.inf  # when the call under way is late
         self.closing = threading.Event()
         self.quiet = threading.Event()
         self._duplicates = 0.0
@@ -60,15 +60,14 @@ class Child:
         began = time.monotonic()
         self.tell("enter", call=call, deadline=began + timeout_s)
         error: BaseException | None = None
-        with contextlib.suppress(RuntimeError):  # no memory left for its thread
-            faulthandler.dump_traceback_later(timeout_s + _LATE_S)  # to the log, where it is late
+        self._late_at = began + timeout_s + _LATE_S
         try:
             return function()
         except BaseException as raised:
             error = raised
             raise
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            self._late_at = math.inf
             self.tell(
                 "leave",
                 call=call,
@@ -126,18 +125,31 @@ class Child:
     # --- how loaded the machine is
 
     def _measure_lag(self) -> None:
-        """Notes by how much sleeps of this process are too long: it had no core, or was stopped."""
+        """Notes by how much sleeps of this process are too long: it had no core, or was stopped.
+
+        Has a call that is late say to the log where it is.
+        """
         while True:
             self._ticked_at = time.monotonic()
             time.sleep(_TICK_S)
             now = time.monotonic()
             if now - self._ticked_at > 2 * _TICK_S:
                 self._lags = [*self._lags[-99:], (now, now - self._ticked_at - _TICK_S)]
+            if now > self._late_at:
+                self._late_at = math.inf
+                _print_stacks()
 
     def _lag_since(self, began: float) -> float:
         # What goes on now, too: the caller may get a core before the one who notes it.
         under_way_s = max(0.0, time.monotonic() - self._ticked_at - 2 * _TICK_S)
         return under_way_s + sum(lag_s for at, lag_s in self._lags if at >= began)
+
+
+def _print_stacks() -> None:
+    """Of all threads. With the GIL, unlike `faulthandler`, which may crash on threads that run."""
+    for frame in sys._current_frames().values():
+        traceback.print_stack(frame)
+        print(file=sys.stderr, flush=True)
 
 
 def run(program: Callable[[Child], NoReturn]) -> NoReturn:
