@@ -17,8 +17,8 @@ from tpu_sync_rl.buffers import check_alive
 from tpu_sync_rl.calls import one_at_a_time
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError
-from tpu_sync_rl.manifest import changes
-from tpu_sync_rl.options import Options, Staging, Wait, checked_timeout
+from tpu_sync_rl.manifest import check_unchanged
+from tpu_sync_rl.options import Options, Staging, Wait, check_wait, checked_timeout
 from tpu_sync_rl.pins import wait_until_computed
 from tpu_sync_rl.report import Report
 from tpu_sync_rl.shard_table import signature
@@ -92,8 +92,7 @@ class AgentTrainerSession(TrainerSession):
         timeout: float | None = None,
     ) -> Report | SyncHandle:
         """As `TrainerSession.sync_weights`."""
-        if wait not in ("received", "committed", None):
-            raise ValueError(f"wait must be 'received', 'committed' or None, not {wait!r}")
+        check_wait(wait)
         deadline = time.monotonic() + checked_timeout(timeout, self._options.timeout_s)
         with one_at_a_time(self._turn, deadline):
             calls, number = self._begin(params, version, wait, deadline)
@@ -158,11 +157,7 @@ class AgentTrainerSession(TrainerSession):
         check_alive(keys, arrays)
         leaves = AgentLeaves(keys, arrays, wanted=False)
         first = self._leaves or leaves
-        if leaves.manifest.digest != first.manifest.digest:
-            raise ManifestError(
-                "the params differ from those of the first sync_weights of this session: "
-                + "; ".join(changes(first.manifest, leaves.manifest))
-            )
+        check_unchanged(first.manifest, leaves.manifest)
         if (leaves.devices, leaves.keys_of_group) != (first.devices, first.keys_of_group):
             raise ManifestError(
                 "the params are on other devices than those of the first sync_weights of this "

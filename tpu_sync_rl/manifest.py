@@ -14,6 +14,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from tpu_sync_rl.errors import ManifestError
+
 MAX_RANK = 32
 MAX_ITEMSIZE = 16  # complex128
 _MAX_ELEMENTS = 2**63 // MAX_ITEMSIZE  # so that a leaf's bytes can be counted in an int64
@@ -294,6 +296,15 @@ def rounded(
         if given.dtype not in (dtype, dtypes.get(given.key)):
             lines.append(f"{given.key!r}: {given.dtype} made of {dtypes.get(given.key)}")
     return lines
+
+
+def check_unchanged(first: Manifest, manifest: Manifest) -> None:
+    """Raises ManifestError where `manifest` is not the `first` of a trainer's session."""
+    if manifest.digest != first.digest:
+        raise ManifestError(
+            "the params differ from those of the first sync_weights of this session: "
+            + "; ".join(changes(first, manifest))
+        )
 
 
 def changes(one: Manifest, other: Manifest) -> list[str]:

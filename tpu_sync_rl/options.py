@@ -172,6 +172,12 @@ def check_choice(name: str, value: str, *choices: str) -> None:
         raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r}")
 
 
+def check_wait(wait: Wait | None) -> None:
+    """Raises ValueError where `wait` is nothing that a trainer's sync_weights can wait for."""
+    if wait not in ("received", "committed", None):
+        raise ValueError(f"wait must be 'received', 'committed' or None, not {wait!r}")
+
+
 def checked_int(
     name: str, value: SupportsIndex, least: int | None = None, most: int | None = None
 ) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 
 from tpu_sync_rl.buffers import Aliases, AliasResolver
-from tpu_sync_rl.errors import ManifestError, SyncTimeoutError
+from tpu_sync_rl.errors import SyncTimeoutError
 from tpu_sync_rl.local_shards import LocalShards
-from tpu_sync_rl.manifest import Manifest, changes
+from tpu_sync_rl.manifest import Manifest, check_unchanged
 from tpu_sync_rl.options import Options, Staging
 from tpu_sync_rl.pins import MAX_PINNED, PinnedVersions, wait_until_computed
 from tpu_sync_rl.program import Program
@@ -89,11 +89,7 @@ class Source:
                 traced=self._trace.is_on,
             )
             self._pins = PinnedVersions(self._exporter, self._answer)
-        elif aliases.manifest.digest != self.manifest.digest:
-            raise ManifestError(
-                "the params differ from those of the first sync_weights of this session: "
-                + "; ".join(changes(self.manifest, aliases.manifest))
-            )
+        check_unchanged(self.manifest, aliases.manifest)
         assert self._pins is not None
         if not self._pins.wait_for_room(deadline, self._max_pinned):
             raise SyncTimeoutError(

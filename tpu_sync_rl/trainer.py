@@ -18,7 +18,15 @@ from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.listener import Listener
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import Address
-from tpu_sync_rl.options import Commit, OnStraggler, Options, Staging, Wait, checked_timeout
+from tpu_sync_rl.options import (
+    Commit,
+    OnStraggler,
+    Options,
+    Staging,
+    Wait,
+    check_wait,
+    checked_timeout,
+)
 from tpu_sync_rl.process_stats import combined, on_lines_of
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.publications import Publications
@@ -170,8 +178,7 @@ class TrainerSession:
                 and may be published again, or the fleet has withdrawn it: the text says which.
             PeerLostError: another process of the trainer is gone.
         """
-        if wait not in ("received", "committed", None):
-            raise ValueError(f"wait must be 'received', 'committed' or None, not {wait!r}")
+        check_wait(wait)
         deadline = time.monotonic() + checked_timeout(timeout, self._options.timeout_s)
         with one_at_a_time(self._turn, deadline):
             call, publish = self._publish(params, version, wait, deadline)
