@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from trainer_program import TrainerProgram
 
 import tpu_sync_rl as tsr
 from tpu_sync_rl import planner, verification
@@ -144,6 +146,56 @@ def test_sampler_with_leaves_by_column_and_copies_of_shards_passes():
         update = sampler.sync_weights()
         for key, array in given.items():
             np.testing.assert_array_equal(update.params[key], array)
+
+
+@pytest.fixture
+def shared():
+    """A trainer of two processes that both hold "bias" and "norm" whole, and half of "kernel".
+
+    The loads of what is moved and of what is summed differ, so that one by the other would choose
+    different processes for "norm".
+    """
+    mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
+    specs = {"bias": ((5 << 18,), P()), "kernel": ((64, 512), P("fsdp")), "norm": ((512,), P())}
+    params = {
+        key: jax.device_put(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), of)
+        for key, (shape, spec) in specs.items()
+        for of in [NamedSharding(mesh, spec)]
+    }
+    with TrainerProgram([[device] for device in mesh.devices.flat]) as program:
+        yield program, params
+
+
+def connect_whole(program: TrainerProgram, params) -> tsr.SamplerSession:
+    """A sampler of one process, which wants everything."""
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[4])
+    like = {k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here) for k, x in params.items()}
+    return tsr.connect_sampler(
+        coordinator=program.coordinator, replica="s", like=like, timeout=20, verify="full"
+    )
+
+
+def test_processes_let_go_of_leaves_that_are_not_read_from_them(shared, monkeypatch):
+    program, params = shared
+    begin_digests = Fetcher.begin_digests
+
+    def begin_late(self, version, requests):
+        pins = [session._source._pins for session in program.sessions]
+        keys = [leaf.key for leaf in program.sessions[0]._source.manifest.leaves]
+        deadline = time.monotonic() + 20
+        while all(pin._pinned[1].holds(keys.index("norm")) for pin in pins):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        begin_digests(self, version, requests)
+
+    monkeypatch.setattr(Fetcher, "begin_digests", begin_late)
+    with connect_whole(program, params) as sampler:
+        handles = program.sync(params, wait=None)
+        update = sampler.sync_weights()
+        for key, array in params.items():
+            np.testing.assert_array_equal(update.params[key], array)
+        for handle in handles:
+            handle.result()
 
 
 def test_bit_that_flips_in_the_memory_of_a_generation_is_seen(after_arrays):

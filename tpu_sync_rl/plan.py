@@ -55,6 +55,12 @@ class Plan:
         """Processes that something is read from, ascending."""
         return tuple(process for process, _, _ in self.native.sources())
 
+    def readings(self) -> set[tuple[int, int]]:
+        """Each leaf of the source, and each process that something of it is read from."""
+        regions = self.native.regions()
+        read = np.unique(np.stack([regions["pair"], regions["process"]]), axis=1)
+        return {(self.pairs[pair].source_leaf, process) for pair, process in read.T.tolist()}
+
     def __str__(self) -> str:
         rows = _merged(_rows(self), len(self.pairs) > _MAX_ROWS)
         lines = [

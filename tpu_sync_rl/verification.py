@@ -43,12 +43,17 @@ class Verification:
     """
 
     def __init__(self, plan: Plan) -> None:
-        """Finds out who has what. Of `plan` it takes the manifests, and which processes serve."""
+        """Finds out who has what. Of `plan` it takes the manifests, and who is read from.
+
+        A process is asked only about leaves that the plan reads from it: it does not keep the
+        others for this sink.
+        """
         self._sink = plan.sink
         self.requests: dict[int, list[_native.DigestRequest]] = defaultdict(list)
         self._asked_for: dict[int, list[Box]] = defaultdict(list)  # what each request is a part of
         self._expected: list[Box] = []
         load: dict[int, int] = dict.fromkeys(plan.source_processes, 0)
+        readings = plan.readings()
         common: dict[tuple[int, int], list[tuple[Ranges, list[tuple[int, Ranges]]]]] = {}
         for pair in plan.pairs:
             given, leaf = plan.source.leaves[pair.source_leaf], plan.sink.leaves[pair.sink_leaf]
@@ -60,7 +65,11 @@ class Verification:
                 box = Box(pair.sink_leaf, ranges)
                 self._expected.append(box)
                 for source_box, part in parts:
-                    holders = [x for x in _holders(layout, source_box) if x in load]
+                    holders = [
+                        process
+                        for process in _holders(layout, source_box)
+                        if (pair.source_leaf, process) in readings
+                    ]
                     if not holders:
                         continue  # the plan should have read it: what is here will differ
                     for piece in _pieces(part, max(given.itemsize, leaf.itemsize)):
