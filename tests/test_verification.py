@@ -198,6 +198,37 @@ def test_processes_let_go_of_leaves_that_are_not_read_from_them(shared, monkeypa
             handle.result()
 
 
+def test_digests_that_do_not_come_do_not_move_the_version_again(shared, monkeypatch):
+    program, params = shared
+    begin, begin_digests, begun = Fetcher.begin, Fetcher.begin_digests, []
+
+    def counted(self, version, *arguments):
+        begun.append(version)
+        begin(self, version, *arguments)
+
+    def strike(self, version, requests):
+        raise tsr.PeerLostError("no digest comes")
+
+    fault = Fault(strike)
+    fault.armed = True
+
+    def failing(self, version, requests):
+        fault(self, version, requests)
+        begin_digests(self, version, requests)
+
+    monkeypatch.setattr(Fetcher, "begin", counted)
+    monkeypatch.setattr(Fetcher, "begin_digests", failing)
+    with connect_whole(program, params) as sampler:
+        for version in (1, 2):
+            program.sync(params)
+            update = sampler.sync_weights()
+            assert (update.version, begun[-1]) == (version, version)
+            assert update.report.seconds["verify"] > 0.0
+            np.testing.assert_array_equal(update.params["kernel"], params["kernel"])
+        assert begun == [1, 2]
+        assert not fault.armed
+
+
 def test_bit_that_flips_in_the_memory_of_a_generation_is_seen(after_arrays):
     def strike(leaves):
         shard = leaves[POSITION["odd/mask"]].addressable_shards[1]

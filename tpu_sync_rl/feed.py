@@ -12,6 +12,7 @@ class Feed:
     """The streams to a trainer incarnation, or to a replica in its place, and what comes by them.
 
     Attributes:
+        name: of the program that is read from, for people.
         trainer: the incarnation whose versions come.
         sink: under which the other program's processes know this one.
         plan: what is read from which of them.
@@ -30,6 +31,7 @@ class Feed:
         traced: bool,
     ) -> None:
         """Opens no stream yet."""
+        self.name = "the trainer" if holder is None else f"replica {holder.replica!r}"
         self.trainer = trainer
         self.sink = sink
         self.plan = plan

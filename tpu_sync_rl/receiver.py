@@ -5,8 +5,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+
+import msgspec
 
 from tpu_sync_rl.errors import CorruptionError, PeerLostError, SyncError, VersionError
 from tpu_sync_rl.feed import Feed
@@ -81,6 +83,7 @@ class Receiver:
         self._wanted: Fetch | None = None  # the last one told of
         self._newest_incarnation = ""
         self._lacks_memory = False
+        self._moved: Received | None = None  # every byte is here, but its digests are not yet
         self._closed = False
         self._source: Feed | None = None
         self._planned_s = 0.0  # until a version came of it
@@ -197,6 +200,8 @@ class Receiver:
         held, began = fetch.held, time.monotonic()
         received = self.prepared.get(held)
         self.prepared.give_up(but=(held, fetch.keep))
+        if self._moved is not None and self._moved.held != held:
+            self._moved = None
         if received is not None:  # another process failed, and the replica tries again
             self._send(Prepared(held, received.stats))
             return
@@ -225,6 +230,15 @@ class Receiver:
             return self._fetch_from(feed, fetch, began)
 
     def _fetch_from(self, source: Feed, fetch: Fetch, began: float) -> Received:
+        moved = self._moved or self._move(source, fetch, began)
+        if source.verification is None:
+            return moved
+        self._moved = moved  # so that it need not come again where digests can't be had
+        verified = self._verify(source, source.verification, fetch, moved)
+        self._moved = None
+        return verified
+
+    def _move(self, source: Feed, fetch: Fetch, began: float) -> Received:
         held = fetch.held
         generation = self._free_generation(fetch)
         waited = time.monotonic()
@@ -239,18 +253,14 @@ class Receiver:
             self._trace.chunks("source", *fetcher.take_events())
         staged = generation if isinstance(generation, StagedGeneration) else None
         leaves = None if staged is not None and staged.waits_for_swap else generation.arrays()
-        ended = made = time.monotonic()
+        made = time.monotonic()
         traffic = fetcher.received()
         stages = {"wait": waited - began, "wire": traffic.seconds["wire"]}
         stages["arrays"] = made - began - sum(stages.values())
-        if source.verification is not None:
-            self._verify(fetch, source, source.verification, leaves)
-            ended = time.monotonic()
-            stages["verify"] = ended - made
         self._trace.stages(held.version, began, stages.items())
         if staged is not None and leaves is not None:
             stages["h2d"] = staged.trace(self._trace, held.version)
-        seconds = {"plan": self._planned_s, **traffic.seconds, **stages, "total": ended - began}
+        seconds = {"plan": self._planned_s, **traffic.seconds, **stages, "total": made - began}
         self._planned_s = 0.0
         plan, rails = source.plan, source.dialler.described(traffic.rails)
         stats = ProcessStats(plan.nbytes, plan.wire_nbytes, seconds, rails)
@@ -273,26 +283,33 @@ class Receiver:
                 raise PeerLostError(f"version {fetch.held.version}: {lacking}")
 
     def _verify(
-        self, fetch: Fetch, source: Feed, verification: Verification, leaves: list[Any] | None
-    ) -> None:
-        held = fetch.held
-        if leaves is None:
+        self, source: Feed, verification: Verification, fetch: Fetch, moved: Received
+    ) -> Received:
+        held, began = fetch.held, time.monotonic()
+        if moved.leaves is None:
+            self._moved = None  # whether there is room is found out while it comes
             raise SyncError(
                 f"version {held.version} has no room beside the current one within "
                 "max_device_nbytes, where verify='full' has to look at its arrays"
             )
         source.fetcher.begin_digests(held.version, verification.requests)
         try:
-            found = verification.digests_of(leaves)  # while the sources compute theirs
+            found = verification.digests_of(moved.leaves)  # while the sources compute theirs
             self._wait(fetch, source)
         finally:
             source.fetcher.end()
         differences = verification.differences(found, source.fetcher.digests())
         if differences:
+            self._moved = None
             raise CorruptionError(
                 f"version {held.version} is not in process {self._process} of replica "
-                f"{self._replica!r} what the trainer has, so it is not used: {differences}"
+                f"{self._replica!r} what {source.name} has, so it is not used: {differences}"
             )
+        verify_s = time.monotonic() - began
+        self._trace.stages(held.version, began, [("verify", verify_s)])
+        seconds = moved.stats.seconds
+        seconds = {**seconds, "verify": verify_s, "total": seconds["total"] + verify_s}
+        return replace(moved, stats=msgspec.structs.replace(moved.stats, seconds=seconds))
 
     def _free_generation(self, fetch: Fetch) -> Generation:
         while True:
