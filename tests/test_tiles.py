@@ -1,6 +1,7 @@
 """Shards in tiles, from memory to memory and over a stream, against a model of XLA's tiling."""
 
 import contextlib
+import ctypes
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -346,6 +347,19 @@ def staged(move: Move, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
 def test_a_snapshot_in_tiles_is_served_from_where_it_is(tiles, monkeypatch) -> None:
     move = move_of((40, 400), "bfloat16", tiles, (), (slice(8, 40), slice(3, 350)))
     move.check(lambda move: stream(move, staged(move, monkeypatch)))
+
+
+def test_a_snapshot_of_complex_elements_on_a_tpu_is_not_read_where_it_lies(monkeypatch) -> None:
+    array = jnp.arange(6).astype("complex64")
+    table = shard_table(["w"], [array], wanted=False)
+    shards = replace(LocalShards.of(table, 0), devices=((SimpleNamespace(platform="tpu"),),))
+    monkeypatch.setattr(snapshot, "_to_pinned_host", lambda parts: {0: [array]})
+    copy = Snapshot(table.manifest, shards, window_nbytes=1 << 20)
+    copy.stage([array], lambda _: None)
+    address = copy.addresses.item()
+    assert address != array.unsafe_buffer_pointer()
+    held = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8)), (48,))
+    assert held.tobytes() == np.asarray(array).tobytes() and not copy.layouts
 
 
 def test_a_snapshot_that_cannot_be_addressed_is_refused_by_key(monkeypatch) -> None:

@@ -68,7 +68,12 @@ class Snapshot(Aliases):
         on_landed(list(copies))
 
     def _is_in_place(self, leaf: int) -> bool:
-        return not is_narrow(self.manifest.leaves[leaf].dtype)
+        dtype = self.manifest.leaves[leaf].dtype
+        if is_narrow(dtype):
+            return False
+        # XLA holds real and imaginary parts of complex elements apart where it tiles.
+        is_tiled = any(device.platform != "cpu" for device in self.shards.devices[leaf])
+        return not (is_tiled and dtype.startswith("complex"))
 
     def _held(self, leaf: int, parts: list[Any]) -> tuple[list[Any], tuple[int, ...] | None]:
         layout = layout_of(parts[0])
