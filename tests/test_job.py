@@ -645,6 +645,41 @@ def test_calls_fail_at_once_when_a_process_is_gone_for_good(world):
     assert outcome(trainer[0]).error == "PeerLostError"
 
 
+def test_trainer_that_comes_back_goes_on_with_its_calls(world):
+    [trainer] = world.trainer()
+    [sampler] = world.replica()
+    trainer.publish(0, 1, timeout_s=100)
+    sampler.admit()
+    trainer.publish(1, 2, timeout_s=100, min_replicas=2)
+    trainer.lose()
+    world.pass_time(2 * PATIENCE_S)
+    late = world.replica("late")
+    admit(late)
+    assert sampler.last(Latest).held == Held("A", 1), "nobody could serve version 2"
+    trainer.open()
+    trainer.heard.clear()
+    trainer.join(epoch=1, pinned=[1, 2])
+    trainer.publish(0, 1, timeout_s=80)
+    trainer.publish(1, 2, timeout_s=80, min_replicas=2)
+    assert not trainer.all(PublishOutcome)
+    assert trainer.last(Announced).version == 2
+    prepare((sampler, *late), 1)
+    prepare((sampler, *late), 2)
+    assert [message.outcome.error for message in trainer.all(PublishOutcome)] == ["", ""]
+
+
+def test_call_of_a_trainer_that_does_not_come_back_in_time_ends_at_its_deadline(world):
+    [trainer] = world.trainer()
+    trainer.publish(0, 1, timeout_s=20, min_replicas=1)
+    trainer.lose()
+    world.pass_time(20)
+    trainer.open()
+    trainer.join(epoch=1, pinned=[1])
+    assert outcome(trainer).error == "SyncTimeoutError"
+    text = "version 1 was not announced: the trainer's process 0 of 1 is lost"
+    assert text in outcome(trainer).text
+
+
 def test_process_that_left_is_not_waited_for(world):
     trainer = world.trainer(num_processes=2)
     trainer[1].leave()

@@ -511,6 +511,50 @@ def test_call_fails_when_a_process_of_the_replica_is_gone(world):
         assert "replica 's': process 2 of 3 is lost" in outcome(process).text
 
 
+def test_replica_that_comes_back_goes_on_with_its_call(world):
+    trainer, [sampler] = serving(world)
+    sampler.take(0, timeout_s=100)
+    sampler.lose()
+    world.pass_time(2 * PATIENCE_S)
+    sampler.open()
+    sampler.join(sink=sinks([sampler])[0])
+    sampler.take(0, timeout_s=100 - 2 * PATIENCE_S)
+    trainer.say(PinsKept(1, pins(trainer)[-1][2], True))
+    assert not sampler.all(SamplerOutcome)
+    sampler.prepare(1)
+    assert outcome(sampler).held == Held("A", 1)
+
+
+def test_processes_that_come_back_have_time_for_it_from_the_first_one_on(world):
+    sampler = world.replica("s", 2)
+    known = sinks(sampler)
+    for process in sampler:
+        process.take(0, timeout_s=100)
+        process.lose()
+    world.pass_time(2 * PATIENCE_S)
+    for process, sink in zip(sampler, known, strict=True):
+        process.open()
+        process.join(sink=sink)
+        process.take(0, timeout_s=50)
+        world.pass_time(PATIENCE_S - 1)
+        assert not process.all(SamplerOutcome)
+
+
+def test_process_that_comes_back_alone_hears_which_other_one_is_lost(world):
+    sampler = world.replica("s", 2)
+    known = sinks(sampler)
+    for process in sampler:
+        process.take(0, timeout_s=100)
+        process.lose()
+    world.pass_time(2 * PATIENCE_S)
+    sampler[0].open()
+    sampler[0].join(sink=known[0])
+    sampler[0].take(0, timeout_s=50)
+    world.pass_time(PATIENCE_S)
+    assert outcome(sampler[0]).error == "PeerLostError"
+    assert "replica 's': process 1 of 2 is lost" in outcome(sampler[0]).text
+
+
 def test_missed_outcome_is_sent_again_until_it_is_taken(world):
     _, sampler = serving(world, 2)
     prepare(sampler, 1)

@@ -60,7 +60,7 @@ class Incarnation(Program):
 
     # --- membership
 
-    def join(self, member: Member, message: JoinTrainer) -> None:
+    def join(self, member: Member, message: JoinTrainer, now: float) -> None:
         """Takes a process in and tells it what it may have missed."""
         process = member.process_index
         for other, join in self._joins.items():
@@ -69,7 +69,7 @@ class Incarnation(Program):
                 if ours != theirs:
                     text = f"process {other} has {option} {theirs!r}, process {process} {ours!r}"
                     raise SyncError(f"the trainer's processes disagree: {text}")
-        self.connect(member)
+        self.connect(member, now)
         self._joins[process] = message
         member.send(TrainerJoined(self._epoch))
         if not self.digest and message.manifest is not None:
@@ -134,11 +134,11 @@ class Incarnation(Program):
         """Announces versions, or ends their calls, in the order of the calls."""
         if not self._inheritance.is_settled:
             self._settle(replicas, now)
-        departed = self.departed(now, self._patience_s)
+        missed = self.missed(now, self._patience_s)
         for call in self._calls.undecided:
             outcome: Outcome | None = None
-            if departed:
-                outcome = Outcome("PeerLostError", f"the trainer's {departed}", call.held)
+            if missed:
+                outcome = Outcome("PeerLostError", f"the trainer's {missed}", call.held)
             elif call.held is None:
                 outcome = self._try_to_announce(call, replicas, now)
             if outcome is not None:
@@ -190,11 +190,11 @@ class Incarnation(Program):
     ) -> Outcome | None:
         """Announces the version of a call if it is time; returns why that will never be."""
         first = call.first
-        if len(call.publishes) < self.process_count:
+        late = set(range(self.process_count)) - call.publishes.keys()
+        if late or not self.complete:
             if not call.expired(now):
                 return None
-            late = min(set(range(self.process_count)) - call.publishes.keys())
-            text = self.absent() or f"process {late} of {self.process_count} has not called"
+            text = self.absent() or f"process {min(late)} of {self.process_count} has not called"
             text = f"version {first.version} was not announced: the trainer's {text}"
             return Outcome("SyncTimeoutError", text, None)
         wait = self._has_to_wait_for()

@@ -168,8 +168,9 @@ class Job:
     def _disconnect(self, program: Program, member: Member, now: float, *, left: bool) -> None:
         program.disconnect(member.process_index, now, left=left)
         if isinstance(program, Incarnation):
-            lost = Outcome("PeerLostError", f"the trainer's {program.absent()}", None)
-            program.end_calls(lost, self._taking_part(), now)
+            if program.members:  # else there is nobody to tell, and who comes back goes on
+                lost = Outcome("PeerLostError", f"the trainer's {program.absent()}", None)
+                program.end_calls(lost, self._taking_part(), now)
         elif not program.members and not program.lost_at:
             del self._replicas[program.name]
 
@@ -189,7 +190,7 @@ class Job:
             trainer = self._trainer
         assert trainer is not None
         self._admit(trainer, member, join.process_count, now)
-        trainer.join(member, join)
+        trainer.join(member, join, now)
 
     def _replace_trainer(self, join: JoinTrainer, now: float) -> None:
         if self._trainer is not None:
@@ -228,7 +229,7 @@ class Job:
         sink = join.sink or replica.sinks.get(process) or self._new_sink()
         if join.sink:
             self._fleet.expect(now)
-        replica.join(member, join, sink)
+        replica.join(member, join, sink, now)
         trainer = self._trainer
         if trainer is None and replica.ended is None and replica.holds_of(self._closed):
             replica.end(self._closed, self._goodbye)  # it lost its stream before it could hear

@@ -47,9 +47,11 @@ class Program:
         """Whether every process is connected."""
         return len(self.members) == self.process_count
 
-    def connect(self, member: Member) -> None:
-        """Takes a process in."""
+    def connect(self, member: Member, now: float) -> None:
+        """Takes a process in. Where it is the first one back, the others get time to follow."""
         process = member.process_index
+        if not self.members:
+            self.lost_at = dict.fromkeys(self.lost_at, now)
         self.members[process] = member
         self.lost_at.pop(process, None)
         self.left.discard(process)
@@ -81,6 +83,13 @@ class Program:
         """Names processes that have left, or been lost for `patience_s`; "" if there are none."""
         late = {p for p, since in self.lost_at.items() if now - since >= patience_s}
         return self._names(late | self.left)
+
+    def missed(self, now: float, patience_s: float) -> str:
+        """Names processes that have departed, for those that are here; "" if nobody is here.
+
+        A program that was lost as a whole, and comes back, so hears nothing of its own loss.
+        """
+        return self.departed(now, patience_s) if self.members else ""
 
     def absent(self) -> str:
         """Names processes that are not connected; "" if all are."""

@@ -79,10 +79,10 @@ class Replica(Program):
 
     # --- membership
 
-    def join(self, member: Member, message: JoinSampler, sink: int) -> None:
+    def join(self, member: Member, message: JoinSampler, sink: int, now: float) -> None:
         """Takes a process in and tells it what it may have missed."""
         process = member.process_index
-        self.connect(member)
+        self.connect(member, now)
         self.sinks[process] = sink
         member.send(SamplerJoined(sink))
         if self._fleet_commit is not None:
@@ -282,11 +282,11 @@ class Replica(Program):
         if self._restoring is not None or self.ended is not None or not self.calls.entered:
             return
         take = self.calls.asked
-        departed = self.departed(now, self._patience_s)
+        missed = self.missed(now, self._patience_s)
         if take is not None and self.may_take(take.min_version, newest_incarnation):
             self.conclude(Outcome("", "", self.prepared))
-        elif departed:
-            self.conclude(Outcome("PeerLostError", f"replica {self.name!r}: {departed}", None))
+        elif missed:
+            self.conclude(Outcome("PeerLostError", f"replica {self.name!r}: {missed}", None))
         elif take is None:
             return
         elif self.verdict.is_refused:

@@ -198,6 +198,7 @@ class SamplerSession:
             ManifestError: what the trainer has does not fit `like`; names every differing key.
             JobEndedError: the trainer closed the job, and its last version has been taken.
             VersionError: a newer session took this process's place.
+            PeerLostError: another process of the replica is gone for longer than `peer_timeout`.
             SyncError: the version does not fit within `max_device_nbytes` while the application
                 holds older arrays. It waits for the next call; `current` stays if it is held.
         """
