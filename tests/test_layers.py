@@ -16,8 +16,9 @@ FLOORS = (
     # words
     ("tls", "report"),
     ("metrics",),
+    ("errors",),
     (
-        "errors",
+        "maker_process",
         "at_exit",
         "deadline",
         "options",

@@ -15,6 +15,7 @@ from tpu_sync_rl.agent_calls import LATE_S, AgentCalls, AgentLeaves, outcome
 from tpu_sync_rl.calls import one_at_a_time
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.generation_layout import placement
+from tpu_sync_rl.maker_process import MakerProcess
 from tpu_sync_rl.options import Options, Staging, checked_int, checked_timeout
 from tpu_sync_rl.report import Report
 from tpu_sync_rl.sampler import SamplerSession
@@ -44,6 +45,7 @@ class AgentSamplerSession(SamplerSession):
         keys, leaves, self._treedef = flatten(like)
         self._leaves = AgentLeaves(keys, leaves, wanted=True)
         self._targets = [_target(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+        self._maker = MakerProcess(self)
         self._options = options
         self._settings = settings
         self._turn = threading.Lock()
@@ -67,6 +69,7 @@ class AgentSamplerSession(SamplerSession):
     @property
     def latest_version(self) -> int | None:
         """The newest version that the trainer has announced, whether or not it is here."""
+        self._maker.check()
         latest: int | None = self._front.agents.call("latest")[0]
         return latest
 
@@ -91,6 +94,7 @@ class AgentSamplerSession(SamplerSession):
 
         A call that was interrupted goes on in the agents: its outcome is that of the next one.
         """
+        self._maker.check()
         timeout_s = checked_timeout(timeout, self._options.timeout_s)
         if min_version is not None:
             min_version = checked_int("min_version", min_version)
@@ -109,7 +113,7 @@ class AgentSamplerSession(SamplerSession):
 
     def close(self) -> None:
         """Leaves the job at once; arrays that it returned stay valid. Idempotent."""
-        if not self._closed:
+        if not self._closed and self._maker.is_this:
             self._closed = True
             self._front.leave()
 

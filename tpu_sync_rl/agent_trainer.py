@@ -17,6 +17,7 @@ from tpu_sync_rl.buffers import check_alive
 from tpu_sync_rl.calls import one_at_a_time
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError
+from tpu_sync_rl.maker_process import MakerProcess
 from tpu_sync_rl.manifest import check_unchanged
 from tpu_sync_rl.options import Options, Staging, Wait, check_wait, checked_timeout
 from tpu_sync_rl.pins import wait_until_computed
@@ -45,6 +46,7 @@ class AgentTrainerSession(TrainerSession):
     ) -> None:
         """Contacts nobody yet; `settings` are further arguments of `TrainerSession`."""
         # Nothing of the parent's state: that is what each agent has.
+        self._maker = MakerProcess(self)
         self.coordinator = settings["coordinator"]
         self.incarnation = settings["incarnation"]
         self._options = options
@@ -92,6 +94,7 @@ class AgentTrainerSession(TrainerSession):
         timeout: float | None = None,
     ) -> Report | SyncHandle:
         """As `TrainerSession.sync_weights`."""
+        self._maker.check()
         check_wait(wait)
         deadline = time.monotonic() + checked_timeout(timeout, self._options.timeout_s)
         with one_at_a_time(self._turn, deadline):
@@ -106,6 +109,8 @@ class AgentTrainerSession(TrainerSession):
     def close(self, timeout: float | None = None) -> None:
         """As `TrainerSession.close`."""
         timeout_s = checked_timeout(timeout, self._options.timeout_s)
+        if not self._maker.is_this:
+            return
         if self._front is not None:
             deadline = time.monotonic() + timeout_s
             with suppress(SyncError):  # whatever is wrong with agents, there is nothing to drain
@@ -115,10 +120,10 @@ class AgentTrainerSession(TrainerSession):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
-            return
-        if self._front is not None:
-            self._front.leave()
-        self._end()
+        elif self._maker.is_this:
+            if self._front is not None:
+                self._front.leave()
+            self._end()
 
     def _end(self) -> None:
         self._closed = True

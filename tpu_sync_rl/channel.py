@@ -1,7 +1,6 @@
 """gRPC channels to a coordinator: their options, their certificates, what their errors mean."""
 
 import contextlib
-import ctypes
 
 import grpc
 
@@ -47,14 +46,6 @@ class Channels:
         certificate, key, ca = self._files
         credentials = grpc.ssl_channel_credentials(ca or certificate, key, certificate)
         return grpc.secure_channel(self._address, credentials, self._options)
-
-
-def keep_for_ever(opened: grpc.Channel) -> None:
-    """Lets go of a channel for whose call there was no thread.
-
-    Its end would wait for that thread for ever, be it closed or no longer referred to.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(opened))
 
 
 def failure(error: grpc.RpcError, *, joined_once: bool) -> str:

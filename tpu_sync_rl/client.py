@@ -14,6 +14,7 @@ from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.journal import Journal
+from tpu_sync_rl.maker_process import keep_for_ever
 from tpu_sync_rl.message_codec import (
     MAX_MESSAGE_NBYTES,
     SESSION_METHOD,
@@ -227,7 +228,8 @@ class CoordinatorClient:
         try:
             stream = opened.stream_stream(SESSION_METHOD)(_pieces(outbox))
         except RuntimeError:
-            channel.keep_for_ever(opened)
+            # There was no thread for the call, and the channel's end would wait for it for ever.
+            keep_for_ever(opened)
             raise
         with opened:
             messages = _said(stream)

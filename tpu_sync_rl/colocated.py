@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from tpu_sync_rl import errors, software
 from tpu_sync_rl.agent_arrays import Devices, held_elsewhere
 from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.maker_process import MakerProcess
 from tpu_sync_rl.options import Options, check_choice, is_loopback
 from tpu_sync_rl.program import Program
 
@@ -140,6 +141,7 @@ class Agents:
         self._devices = devices
         self._numbers = itertools.count()
         self._agents: Any = colocated_python_class(kind)(*arguments, **options)
+        self._maker = MakerProcess(self)
         _alive.add(self)
         met = self._exchange("meet", devices)
         for answer in met.values():
@@ -180,8 +182,9 @@ class Agents:
         return [answer["value"] for answer in by_agent.values()]
 
     def forget(self) -> None:
-        """Lets JAX end the agents whenever it likes. No call may follow."""
-        self._agents = None
+        """Lets JAX end the agents whenever it likes. No call may follow. Nothing in a fork."""
+        if self._maker.is_this:
+            self._agents = None
 
     def call_on_all_devices(self, method: str, **asked: Any) -> None:
         """As `call`, with a row for each device: see `asked_program`."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from tpu_sync_rl._native import HostMemory
 from tpu_sync_rl.generation_layout import GenerationLayout
+from tpu_sync_rl.maker_process import only_here
 
 # How often a wait for dead arrays looks for cycles. Even without one, JAX lets go of memory only at
 # its next call or at a collection, however small, where an array ended beside a running thread.
@@ -54,7 +55,8 @@ class Generation:
         self.sink_addresses = layout.offsets + np.uint64(memory.address)
         self._layout = layout
         self._root = _Root((memory.nbytes,), np.uint8, buffer=memoryview(memory))
-        self._end = weakref.finalize(self._root, on_free, memory)
+        # In a fork `on_free` might find a lock taken, by a thread that is not there.
+        self._end = weakref.finalize(self._root, only_here(on_free), memory)
         self._end.atexit = False
         self._arrays: list[jax.Array | None] = [None] * len(layout.leaves)
         self._num_prepared = 0  # leaves that prepare_arrays() need not look at again

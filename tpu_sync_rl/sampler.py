@@ -15,6 +15,7 @@ from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import JobEndedError, SyncError, SyncTimeoutError, VersionError
 from tpu_sync_rl.generation_layout import GenerationLayout
 from tpu_sync_rl.generations import notice_dead_arrays
+from tpu_sync_rl.maker_process import MakerProcess
 from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import Held, TrainerUp
@@ -80,6 +81,7 @@ class SamplerSession:
         deadline: float,
     ) -> None:
         """Joins the job: blocks, to the `deadline` at most. On an error nothing stays behind."""
+        self._maker = MakerProcess(self)
         keys, leaves, treedef = flatten(like)
         table = shard_table(keys, leaves, wanted=True, program=program)
         self._options = options
@@ -202,6 +204,7 @@ class SamplerSession:
             SyncError: the version does not fit within `max_device_nbytes` while the application
                 holds older arrays. It waits for the next call; `current` stays if it is held.
         """
+        self._maker.check()
         timeout_s = checked_timeout(timeout, self._options.timeout_s)
         if min_version is not None:
             min_version = checked_int("min_version", min_version)
@@ -228,11 +231,15 @@ class SamplerSession:
 
         For agents, whose arrays are copied to where they are used.
         """
+        self._maker.check()
         self._updates.release()
 
     def close(self) -> None:
-        """Leaves the job at once; arrays that it returned stay valid. Idempotent."""
-        if self._closed:
+        """Leaves the job at once; arrays that it returned stay valid. Idempotent.
+
+        Does nothing in a fork of the process that made the session.
+        """
+        if self._closed or not self._maker.is_this:
             return
         self._closed = True
         self._calls.end(SyncError("this session is closed"))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from tpu_sync_rl.errors import SyncTimeoutError
+from tpu_sync_rl.maker_process import MakerProcess
 from tpu_sync_rl.options import checked_timeout
 from tpu_sync_rl.report import Report
 
@@ -41,6 +42,7 @@ class SyncHandle:
             is_over: waits until the moment that it is given; whether the call is over then.
             finish: waits until `deadline`, and reports or raises.
         """
+        self._maker = MakerProcess(self)
         self.version = version
         self._deadline = deadline
         self._is_over = is_over
@@ -48,6 +50,7 @@ class SyncHandle:
 
     def done(self) -> bool:
         """Whether `result` would return or raise at once. Never blocks."""
+        self._maker.check()
         return self._is_over(time.monotonic())
 
     def result(self, timeout: float | None = None) -> Report:
@@ -61,6 +64,7 @@ class SyncHandle:
                 never announced and may be published again: the text says which.
             SyncError: the call ended in another way, in all processes of the program alike.
         """
+        self._maker.check()
         soon = time.monotonic() + checked_timeout(timeout, float("inf"))
         if soon < self._deadline and not self._is_over(soon):
             raise SyncTimeoutError(f"version {self.version} is still on its way to samplers")

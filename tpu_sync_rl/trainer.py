@@ -16,6 +16,7 @@ from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.listener import Listener
+from tpu_sync_rl.maker_process import MakerProcess
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import Address
 from tpu_sync_rl.options import (
@@ -75,6 +76,7 @@ class TrainerSession:
         deadline: float,
     ) -> None:
         """Joins the job: blocks, to the `deadline` at most. On an error nothing stays behind."""
+        self._maker = MakerProcess(self)
         self.coordinator = coordinator
         self.incarnation = incarnation
         self._options = options
@@ -178,6 +180,7 @@ class TrainerSession:
                 and may be published again, or the fleet has withdrawn it: the text says which.
             PeerLostError: another process of the trainer is gone.
         """
+        self._maker.check()
         check_wait(wait)
         deadline = time.monotonic() + checked_timeout(timeout, self._options.timeout_s)
         with one_at_a_time(self._turn, deadline):
@@ -195,10 +198,11 @@ class TrainerSession:
         """Drains and ends the job; samplers then see JobEndedError after the last version.
 
         Waits at most `timeout` seconds (None: the session's) until every live replica has
-        committed the last version, left, or can no longer get it. Idempotent.
+        committed the last version, left, or can no longer get it. Idempotent. Does nothing in a
+        fork of the process that made the session.
         """
         timeout_s = checked_timeout(timeout, self._options.timeout_s)
-        if self._closed:
+        if self._closed or not self._maker.is_this:
             return
         self._close_by = time.monotonic() + timeout_s
         self._client.send(CloseJob(timeout_s))
@@ -216,7 +220,7 @@ class TrainerSession:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
-        else:
+        elif self._maker.is_this:
             self._end()
 
     def _end(self) -> None:
