@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cstring>
-#include <thread>
+
+#include "share_out.h"
 
 namespace tsr {
 namespace {
@@ -223,21 +223,14 @@ Status DigestsOfBoxes(const BoxColumns& boxes, int num_threads, std::vector<uint
     return Status(Code::kInvalid, "digests: the columns of the boxes differ in length");
   }
   out->assign(num_boxes, 0);
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t i = next++; i < num_boxes; i = next++) {
-      const size_t first = first_dim[i];
-      const size_t rank = boxes.ranks[i];
-      const StridedBox from{boxes.ranges.subspan(2 * first, 2 * rank),
-                            reinterpret_cast<const uint8_t*>(boxes.addresses[i]),
-                            boxes.strides.subspan(first, rank)};
-      (*out)[i] = DigestOfBox(Op(), boxes.itemsizes[i], boxes.shapes.subspan(first, rank), from);
-    }
-  };
-  std::vector<std::jthread> others;
-  for (int i = 1; i < num_threads; ++i) others.emplace_back(work);
-  work();
-  others.clear();  // joins them
+  ShareOut(num_boxes, num_threads, [&](size_t i) {
+    const size_t first = first_dim[i];
+    const size_t rank = boxes.ranks[i];
+    const StridedBox from{boxes.ranges.subspan(2 * first, 2 * rank),
+                          reinterpret_cast<const uint8_t*>(boxes.addresses[i]),
+                          boxes.strides.subspan(first, rank)};
+    (*out)[i] = DigestOfBox(Op(), boxes.itemsizes[i], boxes.shapes.subspan(first, rank), from);
+  });
   return Status();
 }
 

@@ -4,6 +4,7 @@
 
 #include "digest.h"
 #include "little_endian.h"
+#include "share_out.h"
 
 namespace tsr {
 namespace {
@@ -14,6 +15,11 @@ constexpr size_t kDimNbytes = 24;
 
 Status Invalid(const std::string& message) {
   return Status(Code::kInvalid, "digest request: " + message);
+}
+
+Status NotHeld(const DigestRequest& request) {
+  return Invalid("this process does not hold box " + std::to_string(request.box) + " of leaf " +
+                 std::to_string(request.leaf));
 }
 
 }  // namespace
@@ -44,10 +50,7 @@ Status DecodeDigestRequest(std::span<const uint8_t> bytes, const ShardDirectory&
   const auto rank = reader.Read<uint8_t>();
   const auto reserved = reader.Read<uint16_t>();
   const int64_t found = directory.Find(request.leaf, request.box);
-  if (found < 0) {
-    return Invalid("this process does not hold box " + std::to_string(request.box) + " of leaf " +
-                   std::to_string(request.leaf));
-  }
+  if (found < 0) return NotHeld(request);
   const ShardDirectory::Shard& shard = directory.shard(static_cast<size_t>(found));
   if (rank != shard.rank) return Invalid("its rank is not that of the shard");
   if (reserved != 0) return Invalid("a reserved field is not 0");
@@ -90,6 +93,25 @@ uint64_t DigestOf(const DigestRequest& request, const ShardDirectory& directory,
   const int64_t offset = OffsetOf(request.ranges, held, strides);
   return DigestOfBox(request.op, shard.itemsize, request.shape,
                      {request.ranges, published.base(shard_index) + offset, strides});
+}
+
+Status DigestsOfShards(std::span<const DigestRequest> requests, const ShardDirectory& directory,
+                       std::span<const uint64_t> addresses, std::span<const int64_t> strides,
+                       const ShardLayouts& layouts, int num_threads, std::vector<uint64_t>* out) {
+  PublishedVersions versions(&directory);
+  std::shared_ptr<const PublishedVersion> memory;
+  TSR_RETURN_IF_ERROR(versions.Publish(0, addresses, strides, /*coming=*/false, layouts));
+  TSR_RETURN_IF_ERROR(versions.Find(0, {}, &memory));
+  std::vector<size_t> shards;
+  for (const DigestRequest& request : requests) {
+    const int64_t found = directory.Find(request.leaf, request.box);
+    if (found < 0) return NotHeld(request);
+    shards.push_back(static_cast<size_t>(found));
+  }
+  out->assign(requests.size(), 0);
+  ShareOut(requests.size(), num_threads,
+           [&](size_t i) { (*out)[i] = DigestOf(requests[i], directory, *memory, shards[i]); });
+  return Status();
 }
 
 }  // namespace tsr

@@ -38,4 +38,11 @@ Status DecodeDigestRequest(std::span<const uint8_t> bytes, const ShardDirectory&
 uint64_t DigestOf(const DigestRequest& request, const ShardDirectory& directory,
                   const PublishedVersion& published, size_t shard_index);
 
+// The digest of each of `requests`, to this process itself and of any number of bytes, in memory
+// named as PublishedVersions::Publish() has it; they are shared out among threads. kInvalid where
+// a shard is not in the directory, or the numbers don't fit it.
+Status DigestsOfShards(std::span<const DigestRequest> requests, const ShardDirectory& directory,
+                       std::span<const uint64_t> addresses, std::span<const int64_t> strides,
+                       const ShardLayouts& layouts, int num_threads, std::vector<uint64_t>* out);
+
 }  // namespace tsr

@@ -110,6 +110,26 @@ def sampler(
     return taken
 
 
+def diverged_trainer(*, address_file: str) -> Any:
+    """Publishes a replicated leaf that each process has otherwise, then equal ones; the failure."""
+    mesh = Mesh(np.array(jax.devices()), ("dp",))
+
+    def params(value: float) -> Any:
+        part = jax.device_put(np.full((64, 8), value, np.float32), jax.local_devices()[0])
+        sharding = NamedSharding(mesh, P())
+        return {"w": jax.make_array_from_single_device_arrays((64, 8), sharding, [part])}
+
+    with tsr.connect_trainer(min_replicas=1, timeout=60) as session:
+        if jax.process_index() == 0:
+            programs.write_file(Path(address_file), session.coordinator)
+        try:
+            tsr.sync_weights(params(jax.process_index()), to=session)
+        except tsr.CorruptionError as error:
+            tsr.sync_weights(params(0), to=session)
+            return str(error)
+    return None
+
+
 def idle_trainer(
     *, address_file: str, ready_file: str, address: str | None, version: int, **options: Any
 ) -> Any:

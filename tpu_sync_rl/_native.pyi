@@ -128,6 +128,15 @@ class DigestRequest:
         self, leaf: int, box: int, op: int, shape: Sequence[int], ranges: Sequence[int]
     ) -> None: ...
 
+def shard_digests(
+    directory: ShardDirectory,
+    requests: Sequence[DigestRequest],
+    addresses: NDArray[np.uint64],
+    strides: NDArray[np.int64],
+    layouts: Mapping[int, ShardLayout],
+    num_threads: int,
+) -> NDArray[np.uint64]: ...
+
 class Fetcher:
     def __init__(
         self,

@@ -115,7 +115,11 @@ def connect_trainer(
             that is allowed, and the system's elsewhere.
         peer_timeout: seconds without a sign of life after which a peer is lost.
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
-        verify: accepted for symmetry with `connect_sampler`, whose value counts.
+        verify: "full" compares the copies that processes of the trainer hold of the same boxes
+            before samplers hear of a version; one whose copies differ is refused. That costs each
+            process one read of what it shares with others. Whatever this is, the first version of
+            the session is compared. Other versions are not: their copies are taken for equal. How
+            what comes is verified is up to `connect_sampler`.
         staging: how samplers read the params. "direct": from the arrays' own memory. "pinned_host":
             from a copy in pinned host memory, which is made leaf by leaf while others are on the
             wire, and kept until the next version for samplers that join late. "auto" takes it

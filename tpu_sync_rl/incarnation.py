@@ -17,6 +17,7 @@ from tpu_sync_rl.trainer_messages import (
     Announced,
     CloseJob,
     JoinTrainer,
+    LeafDigests,
     Live,
     Pins,
     PinsKept,
@@ -64,7 +65,7 @@ class Incarnation(Program):
         """Takes a process in and tells it what it may have missed."""
         process = member.process_index
         for other, join in self._joins.items():
-            for option in ("commit", "on_straggler"):
+            for option in ("commit", "on_straggler", "verify"):
                 ours, theirs = getattr(message, option), getattr(join, option)
                 if ours != theirs:
                     text = f"process {other} has {option} {theirs!r}, process {process} {ours!r}"
@@ -129,6 +130,10 @@ class Incarnation(Program):
     def give_up(self, call: int, now: float) -> None:
         """The deadline of a call has passed in some process."""
         self._calls.give_up(call, now)
+
+    def told_digests(self, process: int, message: LeafDigests) -> None:
+        """A process has said what tells its leaves apart from those of another."""
+        self._calls.told_digests(process, message)
 
     def announce(self, replicas: Collection[Replica], now: float) -> None:
         """Announces versions, or ends their calls, in the order of the calls."""
@@ -209,11 +214,18 @@ class Incarnation(Program):
             return flaw
         if not self.digest:
             self.digest, self._manifest = first.digest, call.manifest or b""
-        if sum(replica.is_admitted for replica in replicas) >= first.min_replicas:
-            self._announce(call, {replica for replica in replicas if replica.is_live}, now)
+        is_met = sum(replica.is_admitted for replica in replicas) >= first.min_replicas
+        unmet = None if is_met else call.unmet(replicas, now, self._lease_s)
+        if call.copies.differ:
+            call.copies.ask(call.number, self.members)
+            # As any other end, not before the samplers are there that the call waits for.
+            is_due = call.copies.is_answered and (is_met or unmet is not None)
+            if is_due or call.expired(now):
+                return call.different_copies(call.manifest or self._manifest)
             return None
-        unmet = call.unmet(replicas, now, self._lease_s)
-        if unmet is None and call.expired(now):
+        if is_met:
+            self._announce(call, {replica for replica in replicas if replica.is_live}, now)
+        elif unmet is None and call.expired(now):
             unmet = Outcome("SyncTimeoutError", call.shortage(replicas), None)
         return unmet
 

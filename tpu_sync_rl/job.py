@@ -31,6 +31,7 @@ from tpu_sync_rl.trainer_messages import (
     GiveUp,
     JobClosed,
     JoinTrainer,
+    LeafDigests,
     PinsKept,
     Publish,
     TrainerJoined,
@@ -263,6 +264,8 @@ class Job:
                 trainer.publish(member, message, now)
             case GiveUp():
                 trainer.give_up(message.call, now)
+            case LeafDigests():
+                trainer.told_digests(member.process_index, message)
             case PinsKept():
                 trainer.kept(member.process_index, message, now)
             case CloseJob():

@@ -37,6 +37,8 @@ from tpu_sync_rl.trainer_messages import (
     GiveUp,
     JobClosed,
     JoinTrainer,
+    LeafDigests,
+    LeafDigestsWanted,
     Live,
     Pins,
     PinsKept,
@@ -53,6 +55,7 @@ ToCoordinator = (
     | Credentials
     | JoinTrainer
     | Publish
+    | LeafDigests
     | GiveUp
     | PinsKept
     | CloseJob
@@ -75,6 +78,7 @@ FromCoordinator = (
     | JobStatus
     | TrainerJoined
     | Announced
+    | LeafDigestsWanted
     | Pins
     | Live
     | PublishOutcome

@@ -43,7 +43,8 @@ class Options:
             that is allowed, and the system's elsewhere.
         peer_timeout_s: after this long without a sign of life a peer is lost.
         same_host: "auto" takes shared memory between processes of one host and user, "tcp" never.
-        verify: "wire" sums each chunk, "full" compares the memory of both ends, too.
+        verify: "wire" sums each chunk, "full" compares the memory of both ends, too, and on a
+            trainer the copies of each version on several processes.
         insecure: listen beyond loopback without a token.
         trace: file for a Chrome trace of the stages and chunks of each sync.
         tls: certificates of the control streams; None leaves them in the clear.

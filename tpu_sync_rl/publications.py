@@ -1,8 +1,19 @@
 """What a trainer process has published: how far each version has come, as far as is known here."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from tpu_sync_rl.errors import VersionError
 from tpu_sync_rl.options import checked_int
-from tpu_sync_rl.trainer_messages import Announced, Publish, PublishOutcome
+from tpu_sync_rl.trainer_messages import (
+    Announced,
+    LeafDigests,
+    LeafDigestsWanted,
+    Publish,
+    PublishOutcome,
+)
+
+_NO_DIGESTS: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Publications:
@@ -14,6 +25,7 @@ class Publications:
 
     def __init__(self) -> None:
         self._open: dict[int, Publish] = {}  # per call, until that is over
+        self._digests: dict[int, Mapping[int, bytes]] = {}  # likewise: of leaves, per group
         self._announced: set[int] = set()  # of these, calls whose version samplers know
         self._newest_done = -1  # by a call that is over
         self.newest = -1
@@ -35,9 +47,15 @@ class Publications:
             raise VersionError(f"version {version} does not grow: {last} was published before")
         return version
 
-    def add(self, publish: Publish) -> None:
-        """A call has begun."""
+    def add(self, publish: Publish, digests: Mapping[int, bytes] = _NO_DIGESTS) -> None:
+        """A call has begun; `digests` are what its `copies` were made of."""
         self._open[publish.call] = publish
+        self._digests[publish.call] = digests
+
+    def leaf_digests(self, wanted: LeafDigestsWanted) -> LeafDigests:
+        """What a coordinator asks for that found different copies."""
+        digests = self._digests.get(wanted.call, {}).get(wanted.group, b"")
+        return LeafDigests(wanted.call, wanted.group, digests)
 
     def undecided(self) -> list[Publish]:
         """What a coordinator has to hear again that may have missed it."""
@@ -57,6 +75,7 @@ class Publications:
     def over(self, message: PublishOutcome) -> int | None:
         """A call is over. Returns its version if no sampler was told, nor will be, of it."""
         publish = self._open.pop(message.call, None)
+        self._digests.pop(message.call, None)
         if publish is None or publish.error:
             return None
         if message.call not in self._announced:

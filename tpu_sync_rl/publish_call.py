@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from tpu_sync_rl.copy_comparison import CopyComparison
 from tpu_sync_rl.fleet import Round
 from tpu_sync_rl.messages import Held, Outcome, ReplicaStatus
 from tpu_sync_rl.replica import Replica, covers
@@ -13,6 +14,7 @@ class PublishCall:
 
     Attributes:
         publishes: what each process said.
+        copies: what they hold of the same boxes, compared.
         held: the version, once it is announced.
         waiting: replicas that it waits for; set when it is announced.
         lost: names of replicas that it does not wait for any more.
@@ -23,6 +25,7 @@ class PublishCall:
     def __init__(self, number: int, incarnation: str, timeout_s: float, now: float) -> None:
         self.number = number
         self.publishes: dict[int, Publish] = {}
+        self.copies = CopyComparison()
         self.held: Held | None = None
         self.waiting: set[Replica] = set()
         self.lost: set[str] = set()
@@ -42,6 +45,7 @@ class PublishCall:
     def enter(self, process: int, publish: Publish, now: float) -> None:
         """Process `process` has entered the call, and done its part or failed to."""
         self.publishes[process] = publish
+        self.copies.enter(process, publish)
         self._began = min(self._began, now - sum(publish.seconds.values()))
 
     @property
@@ -114,6 +118,16 @@ class PublishCall:
             "global value; make it global: jax.device_put(x, NamedSharding(mesh, P()))"
         )
         return Outcome("ManifestError", text, None)
+
+    def different_copies(self, manifest: bytes) -> Outcome:
+        """Why it is not announced whose processes hold different copies of the same boxes."""
+        text = (
+            f"version {self.first.version} was not announced: the trainer's processes hold "
+            f"different copies of the same boxes: {self.copies.described(manifest)}. Samplers "
+            "would get a mixture that no process has; make them equal on all processes, by one "
+            "seed or by jax.experimental.multihost_utils.broadcast_one_to_all, say"
+        )
+        return Outcome("CorruptionError", text, None)
 
     @property
     def manifest(self) -> bytes | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tpu_sync_rl.publish_call import PublishCall
-from tpu_sync_rl.trainer_messages import Publish, PublishOutcome
+from tpu_sync_rl.trainer_messages import LeafDigests, Publish, PublishOutcome
 
 # Decided calls that are kept for a process that missed their end.
 _NUM_KEPT_CALLS = 64
@@ -41,6 +41,11 @@ class PublishLog:
         """The deadline of a call has passed in some process."""
         if number in self._calls:
             self._calls[number].give_up(now)
+
+    def told_digests(self, process: int, message: LeafDigests) -> None:
+        """A process has said what tells its leaves apart from those of another."""
+        if message.call in self._calls:
+            self._calls[message.call].copies.answer(process, message)
 
     def since(self, number: int) -> list[PublishCall]:
         """The calls from `number` on, in their order."""

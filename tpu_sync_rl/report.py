@@ -113,6 +113,8 @@ class Report:
     `seconds` has these stages. Those of the clock:
 
     - "compute": until the params were there; "pin": checking and pinning them (trainer).
+    - "compare": summing what several processes of the trainer hold (trainer; of the first version,
+      and with its `verify="full"` of each).
     - "d2h": from the start of the first copy to pinned host memory to the end of the last, beside
       "wire" (a trainer's `local`, where versions are staged).
     - "plan": making the plan, before the version came; 0 where an earlier one had it made.

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from tpu_sync_rl.buffers import Aliases, AliasResolver
+from tpu_sync_rl.copy_digests import CopyDigests, LeafDigests
 from tpu_sync_rl.errors import SyncTimeoutError
 from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.manifest import Manifest, check_unchanged
@@ -32,6 +33,8 @@ class Source:
         manifest: of the params, from the first version on.
         nbytes: of this process's shards.
         is_staged: whether versions are copied to pinned host memory.
+        copies: digests of what other processes hold as well, in the version that was pinned last;
+            none where they were not asked for.
     """
 
     def __init__(
@@ -46,6 +49,8 @@ class Source:
         self.manifest: Manifest | None = None
         self.nbytes = 0
         self.is_staged = False
+        self.copies: LeafDigests = {}
+        self._program = program
         self._options = options
         self._staging = staging
         self._trace = trace
@@ -55,16 +60,20 @@ class Source:
         self._max_pinned = MAX_PINNED
         self._exporter: Exporter | None = None
         self._pins: PinnedVersions | None = None
+        self._copy_digests: CopyDigests | None = None
 
     @property
     def versions(self) -> list[int]:
         """Versions pinned at this moment, ascending."""
         return [] if self._pins is None else self._pins.versions
 
-    def pin(self, params: Any, version: int, deadline: float) -> dict[str, float]:
+    def pin(
+        self, params: Any, version: int, deadline: float, *, compares: bool = False
+    ) -> dict[str, float]:
         """Waits until `params` are computed and there is room for them, and pins them.
 
         Where they are staged, sinks may ask for them from now on, and get them as they `land`.
+        With `compares` they land here, if other processes hold copies of some, and are summed.
 
         Returns:
             Seconds per stage.
@@ -101,10 +110,26 @@ class Source:
             self._landing = aliases, arrays
         else:
             aliases.pin(arrays)
-        self._pins.pin(version, aliases)
         seconds = {"compute": computed - began, "pin": time.monotonic() - computed}
         self._trace.stages(version, began, seconds.items())
+        self.copies = {}
+        if compares:
+            seconds |= self._sum_copies(version, aliases, deadline)
+        self._pins.pin(version, aliases)
         return seconds
+
+    def _sum_copies(self, version: int, aliases: Aliases, deadline: float) -> dict[str, float]:
+        """Digests of what others hold, too, before a sink can see it; seconds per stage."""
+        if self._copy_digests is None:
+            self._copy_digests = CopyDigests(aliases.manifest, aliases.shards, self._program.index)
+        if self._copy_digests.is_empty:
+            return {}
+        landed = self.land(version)
+        began = time.monotonic()
+        self.copies = self._copy_digests.of(aliases, deadline)
+        compared = {"compare": time.monotonic() - began}
+        self._trace.stages(version, began, compared.items())
+        return {**landed, **compared}
 
     def land(self, version: int) -> dict[str, float]:
         """Copies a version that is staged to host memory; on return its arrays may be donated.

@@ -13,6 +13,7 @@ from tpu_sync_rl.at_exit import AtExit
 from tpu_sync_rl.calls import GRACE_S, Call, Calls, one_at_a_time
 from tpu_sync_rl.client import GOODBYE_S, CoordinatorClient
 from tpu_sync_rl.coordinator_process import CoordinatorProcess
+from tpu_sync_rl.copy_digests import combined as combined_copies
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.listener import Listener
@@ -41,6 +42,7 @@ from tpu_sync_rl.trainer_messages import (
     GiveUp,
     JobClosed,
     JoinTrainer,
+    LeafDigestsWanted,
     Live,
     Pins,
     Publish,
@@ -176,6 +178,8 @@ class TrainerSession:
             ValueError, TypeError: a leaf that can't be synced, by its key, or a bad argument.
             ManifestError: the leaves differ from those of the first call, or too few replicas fit.
             VersionError: `version` does not grow, or a newer incarnation took over.
+            CorruptionError: processes hold different copies of the same boxes, which are named;
+                no sampler has heard of the version.
             SyncTimeoutError: who lacks what. The version stays announced, or was never announced
                 and may be published again, or the fleet has withdrawn it: the text says which.
             PeerLostError: another process of the trainer is gone.
@@ -252,7 +256,7 @@ class TrainerSession:
         tell = partial(self._tell, call.number, wait, deadline)
         try:
             version = self._publications.next_version(wanted)
-            seconds = self._source.pin(params, version, deadline)
+            seconds = self._source.pin(params, version, deadline, compares=self._compares)
             publish = tell(version, seconds)
             landed = self._source.land(version)
         except BaseException as error:
@@ -260,6 +264,11 @@ class TrainerSession:
             tell(version, seconds, error)
             raise
         return call, msgspec.structs.replace(publish, seconds={**seconds, **landed})
+
+    @property
+    def _compares(self) -> bool:
+        """Whether copies on several processes are compared before samplers hear of a version."""
+        return self._options.verify == "full" or self._publications.newest < 0
 
     def _tell(
         self,
@@ -283,8 +292,9 @@ class TrainerSession:
             seconds=seconds,
             error="" if failure is None else type(failure).__name__,
             text="" if failure is None else str(failure),
+            copies={} if failure is not None else combined_copies(self._source.copies),
         )
-        self._publications.add(publish)
+        self._publications.add(publish, self._source.copies)
         self._send_publish(publish)
         return publish
 
@@ -355,6 +365,7 @@ class TrainerSession:
             digest="" if manifest is None else manifest.digest,
             manifest=None if manifest is None else manifest.encoded,
             newest=self._publications.newest_done,
+            verify=self._options.verify,
         )
 
     def _on_message(self, message: FromCoordinator) -> None:
@@ -367,6 +378,8 @@ class TrainerSession:
                     self._client.send(CloseJob(seconds_left(self._close_by)))
             case Announced():
                 self._publications.announced(message)
+            case LeafDigestsWanted():
+                self._client.send(self._publications.leaf_digests(message))
             case Live():
                 self._live = message.replicas
             case Pins():

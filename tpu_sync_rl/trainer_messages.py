@@ -26,6 +26,7 @@ class JoinTrainer(Message, frozen=True):
     digest: str = ""
     manifest: bytes | None = None
     newest: int = -1  # announced, by a call that is over; in a fleet, committed too
+    verify: str = "wire"  # or "off" or "full"
 
 
 class Publish(Message, frozen=True):
@@ -33,7 +34,8 @@ class Publish(Message, frozen=True):
 
     Call `call` is complete when every process of the program has sent it. `manifest` comes with
     the first one only. `error`/`text` say that this process could not pin; or, sent again, that it
-    could not copy to host memory what it has pinned.
+    could not copy to host memory what it has pinned. `copies` has a digest of each group of boxes
+    that the process shares with others (see `shared_boxes`), where they are to be compared.
     """
 
     call: int
@@ -46,6 +48,15 @@ class Publish(Message, frozen=True):
     seconds: dict[str, float]
     error: str
     text: str
+    copies: dict[int, bytes] = field(default_factory=dict)
+
+
+class LeafDigests(Message, frozen=True):
+    """Answer to `LeafDigestsWanted`: of each leaf that the group has boxes of, 8 bytes."""
+
+    call: int
+    group: int
+    digests: bytes
 
 
 class GiveUp(Message, frozen=True):
@@ -82,6 +93,13 @@ class Announced(Message, frozen=True):
 
     call: int
     version: int
+
+
+class LeafDigestsWanted(Message, frozen=True):
+    """The copies of a group differ in call `call`: to be answered by `LeafDigests`."""
+
+    call: int
+    group: int
 
 
 class Pins(Message, frozen=True):

@@ -72,9 +72,9 @@ class Verification:
                     ]
                     if not holders:
                         continue  # the plan should have read it: what is here will differ
-                    for piece in _pieces(part, max(given.itemsize, leaf.itemsize)):
+                    for piece in pieces(part, max(given.itemsize, leaf.itemsize)):
                         process = min(holders, key=load.__getitem__)
-                        load[process] += _volume(piece) * given.itemsize
+                        load[process] += volume(piece) * given.itemsize
                         flat = [x for dim in piece for x in dim]
                         self.requests[process].append(
                             _native.DigestRequest(
@@ -180,12 +180,13 @@ def _in_common(
         starts = np.maximum(source.boxes[..., 0], box[:, 0])
         stops = np.minimum(source.boxes[..., 1], box[:, 1])
         overlapping = np.flatnonzero((starts < stops).all(axis=1)).tolist()
-        parts = [(i, _ranges(starts[i], stops[i])) for i in overlapping]
-        found.append((_ranges(box[:, 0], box[:, 1]), parts))
+        parts = [(i, ranges_of(starts[i], stops[i])) for i in overlapping]
+        found.append((ranges_of(box[:, 0], box[:, 1]), parts))
     return found
 
 
-def _ranges(starts: np.ndarray, stops: np.ndarray) -> Ranges:
+def ranges_of(starts: np.ndarray, stops: np.ndarray) -> Ranges:
+    """A box from its starts and stops, each of them per dimension."""
     return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
@@ -195,17 +196,18 @@ def _holders(layout: BoxLayout, box: int) -> list[int]:
     return holders
 
 
-def _volume(ranges: Ranges) -> int:
+def volume(ranges: Ranges) -> int:
+    """Elements of a box."""
     return prod(stop - start for start, stop in ranges)
 
 
-def _pieces(ranges: Ranges, itemsize: int) -> Iterator[Ranges]:
+def pieces(ranges: Ranges, itemsize: int) -> Iterator[Ranges]:
     """`ranges`, halved along the first dimension that can be until each piece is small."""
-    if _volume(ranges) * itemsize <= _PIECE_NBYTES:
+    if volume(ranges) * itemsize <= _PIECE_NBYTES:
         yield ranges
         return
     dim = next(i for i, (start, stop) in enumerate(ranges) if stop - start > 1)
     start, stop = ranges[dim]
     middle = (start + stop) // 2
     for half in ((start, middle), (middle, stop)):
-        yield from _pieces((*ranges[:dim], half, *ranges[dim + 1 :]), itemsize)
+        yield from pieces((*ranges[:dim], half, *ranges[dim + 1 :]), itemsize)

@@ -169,5 +169,38 @@ TEST(DigestTest, EveryFlippedBitAndSwappedElementIsSeen) {
   }
 }
 
+// Shards of two leaves: rows 2 to 3 of the first one, columns first, and the whole second one.
+TEST(DigestsOfShardsTest, AreThoseOfTheirBoxesOnAnyNumberOfThreads) {
+  ShardDirectory directory;
+  ASSERT_TRUE(
+      ShardDirectory::Make({{0, 1, 4, FloatKind::kNone, 2, 0}, {1, 0, 1, FloatKind::kNone, 1, 4}},
+                           {2, 4, 0, 3, 0, 5}, 2, &directory)
+          .ok());
+  const Bytes first = RandomBytes(24);
+  const Bytes second = RandomBytes(5);
+  const std::vector<uint64_t> addresses = {reinterpret_cast<uintptr_t>(first.data()),
+                                           reinterpret_cast<uintptr_t>(second.data())};
+  const Ints strides = {4, 8, 1};
+  const std::vector<DigestRequest> requests = {
+      {0, 1, Op(), {4, 3}, {2, 4, 0, 3}}, {1, 0, Op(), {5}, {1, 5}}, {1, 0, Op(), {5}, {3, 3}}};
+  const std::vector<uint64_t> expected = {
+      DigestOfBox(Op(), 4, Ints{4, 3}, {Ints{2, 4, 0, 3}, first.data(), Ints{4, 8}}),
+      DigestOfBox(Op(), 1, Ints{5}, {Ints{1, 5}, second.data() + 1, Ints{1}}), 0};
+  for (const int num_threads : {1, 2, 8}) {
+    std::vector<uint64_t> digests;
+    ASSERT_TRUE(
+        DigestsOfShards(requests, directory, addresses, strides, {}, num_threads, &digests).ok());
+    EXPECT_EQ(digests, expected);
+  }
+  std::vector<uint64_t> digests;
+  const std::vector<DigestRequest> of_another = {{0, 0, Op(), {4, 3}, {0, 2, 0, 3}}};
+  const Status not_held =
+      DigestsOfShards(of_another, directory, addresses, strides, {}, 1, &digests);
+  EXPECT_EQ(not_held.code(), Code::kInvalid);
+  EXPECT_EQ(not_held.message(), "digest request: this process does not hold box 0 of leaf 0");
+  EXPECT_EQ(DigestsOfShards(requests, directory, addresses, Ints{4, 8}, {}, 1, &digests).code(),
+            Code::kInvalid);
+}
+
 }  // namespace
 }  // namespace tsr
