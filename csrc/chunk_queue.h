@@ -21,7 +21,7 @@ class ChunkQueue {
   // stream would be: it asks again when a chunk of its own has come.
   bool Take(const void* stream, size_t num_in_flight, uint64_t* chunk) {
     std::lock_guard lock(mutex_);
-    if (num_in_flight > 0 && num_in_flight >= FairShare(stream)) return false;
+    if (num_in_flight > 0 && num_in_flight + 1 > FairShare(stream)) return false;
     if (!returned_.empty()) {
       *chunk = returned_.back();
       returned_.pop_back();
@@ -31,6 +31,7 @@ class ChunkQueue {
       return false;
     }
     paces_.try_emplace(stream, Pace{Clock::now(), 0});
+    ++num_in_flight_;
     return true;
   }
 
@@ -39,22 +40,19 @@ class ChunkQueue {
     std::lock_guard lock(mutex_);
     const auto pace = paces_.find(stream);
     if (pace != paces_.end()) ++pace->second.num_finished;
+    --num_in_flight_;
   }
 
   // A chunk whose stream was lost.
   void GiveBack(const void* stream, uint64_t chunk) {
     std::lock_guard lock(mutex_);
-    paces_.erase(stream);
-    returned_.push_back(chunk);
-    ++num_retries_[chunk];
+    Return(stream, chunk);
   }
 
   // A chunk that arrived and did not match its checksum. Returns how often it did not so far.
   int GiveBackCorrupt(const void* stream, uint64_t chunk) {
     std::lock_guard lock(mutex_);
-    paces_.erase(stream);
-    returned_.push_back(chunk);
-    ++num_retries_[chunk];
+    Return(stream, chunk);
     return ++num_corrupt_[chunk];
   }
 
@@ -76,8 +74,15 @@ class ChunkQueue {
     }
   };
 
-  // How many of the chunks that are left this stream would take if all go on at their pace. No
-  // limit while its pace is not known.
+  void Return(const void* stream, uint64_t chunk) {
+    paces_.erase(stream);
+    returned_.push_back(chunk);
+    --num_in_flight_;
+    ++num_retries_[chunk];
+  }
+
+  // How many of the chunks that have not come yet, in flight or left, come on this stream if all go
+  // on at their pace. No limit while its pace is not known.
   double FairShare(const void* stream) const {
     const auto own = paces_.find(stream);
     if (own == paces_.end() || own->second.num_finished == 0) {
@@ -86,13 +91,14 @@ class ChunkQueue {
     const Clock::time_point now = Clock::now();
     double of_all = 0;
     for (const auto& [_, pace] : paces_) of_all += pace.PerSecond(now);
-    const auto num_left = static_cast<double>(num_chunks_ - next_ + returned_.size());
-    return num_left * own->second.PerSecond(now) / of_all;
+    const uint64_t num_left = num_chunks_ - next_ + returned_.size() + num_in_flight_;
+    return static_cast<double>(num_left) * own->second.PerSecond(now) / of_all;
   }
 
   const uint64_t num_chunks_;
   std::mutex mutex_;
   uint64_t next_ = 0;  // guarded by mutex_, as the rest
+  uint64_t num_in_flight_ = 0;
   std::vector<uint64_t> returned_;
   std::map<uint64_t, int> num_corrupt_;
   std::map<uint64_t, int> num_retries_;

@@ -1,6 +1,11 @@
 #include "pipe.h"
 
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <limits>
 
 #include "shared_pipe.h"
 
@@ -25,6 +30,16 @@ IoResult SocketPipe::Receive(iovec* iov, size_t num_iov, Summed summed) {
   }
   stopwatch.Lap(&stats_->checksum_ns);
   return result;
+}
+
+Clock::duration SocketPipe::Rtt() const {
+  tcp_info info{};
+  socklen_t nbytes = sizeof(info);
+  if (::getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &nbytes) != 0) return Clock::duration(0);
+  constexpr uint32_t kUnknown = std::numeric_limits<uint32_t>::max();
+  // The least of the last minutes: that of now counts what waits in queues on the way, too.
+  const uint32_t rtt_us = info.tcpi_min_rtt;
+  return std::chrono::microseconds(rtt_us == kUnknown ? 0 : rtt_us);
 }
 
 Status MakePipe(const Connection& connection, End end, RailStats* stats,

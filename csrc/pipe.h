@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "crc32c.h"
+#include "deadline.h"
 #include "fd_io.h"
 #include "rail_stats.h"
 
@@ -37,6 +38,9 @@ class Pipe {
   // Moves as many bytes as have come. The checksum is of those that lie where `iov` says now,
   // whatever the other end does.
   virtual IoResult Receive(iovec* iov, size_t num_iov, Summed summed) = 0;
+  // How long a byte takes to the other end and back, where nothing else is under way; 0 where it
+  // takes no time worth counting, or that is not known.
+  virtual Clock::duration Rtt() const { return Clock::duration(0); }
   // Ends a turn of moving bytes: what was sent in it is on its way. Returns the events of epoll
   // that tell when there is something to receive, or room to send.
   virtual uint32_t EndTurn(bool receives, bool sends) = 0;
@@ -55,6 +59,7 @@ class SocketPipe final : public Pipe {
   int64_t min_placed_nbytes() const override { return 64 << 10; }
   IoResult Send(iovec* iov, size_t num_iov, Summed summed) override;
   IoResult Receive(iovec* iov, size_t num_iov, Summed summed) override;
+  Clock::duration Rtt() const override;
   uint32_t EndTurn(bool receives, bool sends) override {
     return (receives ? EPOLLIN : 0u) | (sends ? EPOLLOUT : 0u);
   }

@@ -34,7 +34,8 @@ SinkStream::SinkStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, SourceLink* sour
       rail_(rail),
       stats_(stats),
       worker_(worker),
-      track_(log, rail) {
+      track_(log, rail),
+      window_(worker->window, kSmallNbytes) {
   std::lock_guard lock(source_->mutex);
   ++source_->num_streams[rail_];
 }
@@ -147,7 +148,8 @@ void SinkStream::AskForChunks() {
   uint64_t chunk;
   const SourceChunks& source = fetch.plan().sources[source_->index];
   const FrameKind kind = worker_->checksums ? FrameKind::kFetch : FrameKind::kFetchUnsummed;
-  while (!fetch.over() && has_room() &&
+  if (requests_.empty()) window_.Resume(Clock::now());
+  while (!fetch.over() && window_.HasRoom(requests_.size(), requested_nbytes_) &&
          fetch.queue(source_->index).Take(this, requests_.size(), &chunk)) {
     if (fetch.asks_for_digests()) {
       AskForDigest(chunk);
@@ -166,10 +168,6 @@ void SinkStream::AskForDigest(uint64_t index) {
   Ask(Frame{FrameKind::kDigest, crc, worker_->fetch->version(), index, bytes.size()},
       static_cast<uint64_t>(VolumeOf(request.ranges)));
   out_.insert(out_.end(), bytes.begin(), bytes.end());
-}
-
-bool SinkStream::has_room() const {
-  return requests_.size() < worker_->window || requested_nbytes_ < kSmallNbytes;
 }
 
 void SinkStream::Ask(const Frame& request, uint64_t chunk_nbytes) {
@@ -234,6 +232,7 @@ SinkStream::Step SinkStream::Receive() {
   if (result.nbytes() == 0) return Step::kBlocked;
   last_progress_ = Clock::now();
   source_->last_heard.store(last_progress_, std::memory_order_relaxed);
+  window_.Received(result.nbytes(), last_progress_, [this] { return pipe_->Rtt(); });
 
   if (payload_left_ > 0) {
     TakePayload(result.nbytes());

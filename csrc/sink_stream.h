@@ -18,6 +18,7 @@
 #include "fetch.h"
 #include "pipe.h"
 #include "rail_stats.h"
+#include "request_window.h"
 #include "wire.h"
 
 namespace tsr {
@@ -40,7 +41,7 @@ struct SourceLink {
 // What the streams of one worker share. Outlives them.
 struct SinkWorker {
   const Plan* plan;
-  size_t window;  // requests in flight on a stream; more where they are small
+  size_t window;  // requests in flight on a stream, at least; see RequestWindow
   Clock::duration peer_timeout;
   bool checksums;  // see FetcherOptions
   bool tells_done;
@@ -86,7 +87,6 @@ class SinkStream final : public Pollable {
   void Pump();
   void AskForChunks();
   void AskForDigest(uint64_t index);
-  bool has_room() const;
   void Ask(const Frame& request, uint64_t chunk_nbytes = 0);
   Request TakeRequest();
   void Append(const Frame& frame);
@@ -118,6 +118,7 @@ class SinkStream final : public Pollable {
   Clock::time_point last_progress_ = Clock::now();
   Clock::time_point last_sent_ = Clock::now();
 
+  RequestWindow window_;
   std::deque<Request> requests_;
   uint64_t requested_nbytes_ = 0;  // by them
   std::vector<uint8_t> out_;       // frames to send, then the table

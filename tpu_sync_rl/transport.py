@@ -208,7 +208,9 @@ class Fetcher:
         traced: bool = False,
         verify: Verify = "wire",
     ) -> None:
-        """Starts `num_workers` threads; each stream keeps `window` requests in flight.
+        """Starts `num_workers` threads; each stream keeps `window` requests in flight, or more.
+
+        Those that are small, and those on a long way, are so many as it takes to fill the way.
 
         With `traced` it keeps what `take_events` tells. With `verify="off"` chunks have no
         checksums; with "full" sources are not told which are verified, since digests are asked for

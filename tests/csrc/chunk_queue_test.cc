@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <thread>
 
 namespace tsr {
 namespace {
@@ -53,6 +54,24 @@ TEST(ChunkQueueTest, SlowStreamWithoutAnythingInFlightTakesWhatIsLeft) {
   EXPECT_TRUE(queue.Take(&kSlow, 0, &chunk));
   EXPECT_EQ(chunk, 51u);
   EXPECT_FALSE(queue.Take(&kSlow, 0, &chunk));
+}
+
+TEST(ChunkQueueTest, EqualStreamsStayBusyToTheLastChunk) {
+  ChunkQueue queue(100);
+  uint64_t chunk;
+  for (int i = 0; i < 10; ++i) {
+    for (const char* stream : {&kFast, &kSlow}) ASSERT_TRUE(queue.Take(stream, i, &chunk));
+  }
+  // Whoever began a little earlier must not seem slower for it.
+  const Clock::time_point began = Clock::now();
+  while (Clock::now() < began + std::chrono::milliseconds(20)) std::this_thread::yield();
+  // Each has ten in flight, as on a long way, and asks for one more whenever one has come.
+  for (int i = 0; i < 39; ++i) {
+    for (const char* stream : {&kFast, &kSlow}) {
+      queue.Finish(stream);
+      EXPECT_TRUE(queue.Take(stream, 9, &chunk)) << i;
+    }
+  }
 }
 
 TEST(ChunkQueueTest, ChunkThatIsGivenBackIsTakenAgain) {
