@@ -194,6 +194,24 @@ def alone(*, side: str, done_file: str) -> Any:
     return failures
 
 
+def guarded() -> Any:
+    """Connects both sides and syncs where JAX lets nobody transfer; what arrived in each shard."""
+    rows = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+    values = np.arange(8, dtype=np.float32)
+    params = {"w": jax.make_array_from_callback(values.shape, rows, lambda index: values[index])}
+    jax.config.update("jax_transfer_guard", "disallow_explicit")
+    with (
+        tsr.connect_trainer(timeout=60) as trainer,
+        tsr.connect_sampler(
+            coordinator=trainer.coordinator, replica="s", like=params, timeout=60
+        ) as sampler,
+    ):
+        tsr.sync_weights(params, to=trainer)
+        synced = sampler.sync_weights().params["w"]
+    jax.config.update("jax_transfer_guard", "allow")
+    return [np.asarray(shard.data).tolist() for shard in synced.addressable_shards]
+
+
 def agent_client() -> Any:
     """Syncs from the devices of process 0 to those of process 1 and back; what arrived."""
     devices = np.array(jax.devices()).reshape(2, 2)

@@ -24,6 +24,7 @@ FLOORS = (
         "options",
         "authentication",
         "trace",
+        "moving",
     ),
     ("session_log", "software"),
     # pure: leaves, boxes, plans

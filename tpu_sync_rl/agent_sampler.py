@@ -16,6 +16,7 @@ from tpu_sync_rl.calls import one_at_a_time
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.generation_layout import placement
 from tpu_sync_rl.maker_process import MakerProcess
+from tpu_sync_rl.moving import moving
 from tpu_sync_rl.options import Options, Staging, checked_int, checked_timeout
 from tpu_sync_rl.report import Report
 from tpu_sync_rl.sampler import SamplerSession
@@ -117,6 +118,7 @@ class AgentSamplerSession(SamplerSession):
             self._closed = True
             self._front.leave()
 
+    @moving()
     def _taken(self, found: dict[str, Any] | None) -> Update | None:
         if found is None:
             return None

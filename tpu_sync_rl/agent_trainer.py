@@ -19,6 +19,7 @@ from tpu_sync_rl.coordinator_process import CoordinatorProcess
 from tpu_sync_rl.errors import ManifestError, SyncError, SyncTimeoutError
 from tpu_sync_rl.maker_process import MakerProcess
 from tpu_sync_rl.manifest import check_unchanged
+from tpu_sync_rl.moving import moving
 from tpu_sync_rl.options import Options, Staging, Wait, check_wait, checked_timeout
 from tpu_sync_rl.pins import wait_until_computed
 from tpu_sync_rl.report import Report
@@ -147,7 +148,8 @@ class AgentTrainerSession(TrainerSession):
                 TrainerAgent, leaves, self._options, self._staging, self._settings, deadline
             )
         agents = self._front.agents
-        copies = jax.device_put([to_data(array) for array in arrays], leaves.shardings)
+        with moving():
+            copies = jax.device_put([to_data(array) for array in arrays], leaves.shardings)
         for group, positions in enumerate(leaves.groups):
             devices = leaves.devices_of_group[group]
             agents.call("give", *(copies[i] for i in positions), devices=devices, group=group)

@@ -14,6 +14,7 @@ from jax.experimental.layout import Layout
 from tpu_sync_rl._native import ShardLayout
 from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.manifest import Manifest
+from tpu_sync_rl.moving import moving
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
 from tpu_sync_rl.tree import flatten
@@ -48,7 +49,7 @@ class Aliases:
             ValueError: a leaf is deleted; the message has its key.
         """
         self._arrays = [weakref.ref(array) for array in arrays]
-        with _collector_paused():
+        with moving(), _collector_paused():
             for leaf, array in enumerate(arrays):
                 try:
                     self._take(leaf, array)
@@ -76,6 +77,7 @@ class Aliases:
         """Lets go of every pin."""
         self.drop(list(self._pins))  # one by one, so that other threads get their turn
 
+    @moving()
     def retake(self) -> bool:
         """Pins again whatever was let go; False, with nothing changed, where an array is gone.
 

@@ -24,6 +24,7 @@ from tpu_sync_rl import errors, software
 from tpu_sync_rl.agent_arrays import Devices, held_elsewhere
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.maker_process import MakerProcess
+from tpu_sync_rl.moving import moving
 from tpu_sync_rl.options import Options, check_choice, is_loopback
 from tpu_sync_rl.program import Program
 
@@ -93,6 +94,7 @@ def asked(request: jax.Array) -> dict[str, Any]:
     return wanted
 
 
+@moving()
 def _request(request: jax.Array) -> dict[str, Any]:
     row = np.asarray(request.addressable_shards[0].data)
     found: dict[str, Any] = json.loads(row.tobytes().rstrip(b"\0"))
@@ -105,6 +107,7 @@ def _page(request: jax.Array, answer: bytes, index: int) -> jax.Array:
     return _rows(request.sharding, request.shape[0], page, _PAGE_NBYTES)
 
 
+@moving()
 def _rows(sharding: Sharding, count: int, row: np.ndarray, nbytes: int) -> jax.Array:
     """An array with `row`, filled up to `nbytes`, for each of `count` devices."""
     padded = np.zeros((1, nbytes), np.uint8)
@@ -215,6 +218,7 @@ class Agents:
             texts = {row: text + read[row][0] for row, text in texts.items()}
         return {row: json.loads(text) for row, text in texts.items()}
 
+    @moving()
     def _run(self, method: str, request: jax.Array, *arrays: jax.Array) -> Any:
         try:
             return getattr(self._agents, method)(request, *arrays)
@@ -231,6 +235,7 @@ class Agents:
         self.controller_nbytes += nbytes * len(devices)
         return _rows(_row_sharding(devices), len(devices), text, nbytes)
 
+    @moving()
     def _read(self, page: jax.Array) -> dict[int, tuple[bytes, int]]:
         """Per row here the text on this page, and the length of the whole."""
         read = {}

@@ -19,6 +19,7 @@ import numpy as np
 from tpu_sync_rl._native import HostMemory
 from tpu_sync_rl.generation_layout import GenerationLayout
 from tpu_sync_rl.maker_process import only_here
+from tpu_sync_rl.moving import moving
 
 # How often a wait for dead arrays looks for cycles. Even without one, JAX lets go of memory only at
 # its next call or at a collection, however small, where an array ended beside a running thread.
@@ -61,6 +62,7 @@ class Generation:
         self._arrays: list[jax.Array | None] = [None] * len(layout.leaves)
         self._num_prepared = 0  # leaves that prepare_arrays() need not look at again
 
+    @moving()
     def prepare_arrays(self, until: Callable[[], bool] = lambda: False) -> None:
         """Makes the arrays that alias the memory, so that handing out is quick.
 
@@ -74,6 +76,7 @@ class Generation:
                 self._arrays[index] = self._made(index, must_alias=True)
             self._num_prepared = index + 1
 
+    @moving()
     def arrays(self) -> list[Any]:
         """Hands out the jax.Arrays, in the manifest's order. Call once, when all bytes are there.
 

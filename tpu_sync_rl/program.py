@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import PeerLostError, SyncTimeoutError
+from tpu_sync_rl.moving import moving
 
 _MOST_NBYTES = 4096
 _MOMENT_S = 0.5  # so that what process 0 failed in at its deadline is heard
@@ -101,5 +102,6 @@ def _broadcast(value: Any) -> Any:
     assert len(text) <= _MOST_NBYTES, len(text)
     padded = np.zeros(_MOST_NBYTES, np.uint8)
     padded[: len(text)] = np.frombuffer(text, np.uint8)
-    shared = np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8)
+    with moving():
+        shared = np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8)
     return json.loads(shared.tobytes().rstrip(b"\0"))

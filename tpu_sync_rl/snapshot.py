@@ -10,6 +10,7 @@ from tpu_sync_rl._native import ShardLayout
 from tpu_sync_rl.buffers import Aliases, layout_of
 from tpu_sync_rl.local_shards import LocalShards, is_narrow
 from tpu_sync_rl.manifest import Manifest
+from tpu_sync_rl.moving import moving
 from tpu_sync_rl.report import PINNED_HOST
 from tpu_sync_rl.staging import Window, batches
 
@@ -30,6 +31,7 @@ class Snapshot(Aliases):
         self._window_nbytes = window_nbytes
         self._failed = False
 
+    @moving()
     def stage(self, arrays: Sequence[jax.Array], on_landed: Callable[[list[int]], object]) -> None:
         """Copies `arrays`, computed ones, in the order of the manifest; blocks until all are there.
 

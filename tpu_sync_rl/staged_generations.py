@@ -11,6 +11,7 @@ from tpu_sync_rl._native import HostMemory
 from tpu_sync_rl.device_memory import DeviceMemory
 from tpu_sync_rl.generation_layout import GenerationLayout
 from tpu_sync_rl.generations import Generation, GenerationPool
+from tpu_sync_rl.moving import moving
 from tpu_sync_rl.options import Staging
 from tpu_sync_rl.staging import Window, batches, num_fitting, takes_pinned_host
 from tpu_sync_rl.trace import Trace
@@ -89,6 +90,7 @@ class StagedGeneration(Generation):
             for leaf in batch:
                 self._begun[leaf] = True
 
+    @moving()
     def _copied(self, leaves: Sequence[int]) -> dict[int, Any]:
         """The arrays of `leaves`, on their way to the devices."""
         arrays: dict[int, Any] = {leaf: self._made(leaf, must_alias=False) for leaf in leaves}

@@ -18,6 +18,7 @@ from tpu_sync_rl.buffers import byte_strides
 from tpu_sync_rl.generations import NUM_THREADS
 from tpu_sync_rl.local_shards import is_readable_in_place
 from tpu_sync_rl.manifest import BoxLayout
+from tpu_sync_rl.moving import moving
 from tpu_sync_rl.plan import Plan
 from tpu_sync_rl.tree import is_prng_key
 
@@ -83,6 +84,7 @@ class Verification:
                         )
                         self._asked_for[process].append(box)
 
+    @moving()
     def digests_of(self, leaves: Sequence[jax.Array]) -> list[tuple[Box, int]]:
         """The digest of every shard that lies here, of `leaves` in the manifest's order.
 
