@@ -136,6 +136,7 @@ def test_wire_measures_and_writes_every_sample(tmp_path):
     assert written["settings"]["trainer_mesh"] == "1x4"
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_wire_tells_how_long_the_copies_of_staged_versions_took(tmp_path):
     figures = measured(
@@ -172,6 +173,7 @@ def test_wrong_bytes_end_a_command(tmp_path, monkeypatch):
     assert "wire: version 2 on a sampler is wrong in leaf" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_reshard_compares_every_move_with_none(tmp_path):
     few = ("--model=one-big", "--nbytes=500000", "--rounds=1", "--dtypes=float32")
@@ -182,6 +184,7 @@ def test_reshard_compares_every_move_with_none(tmp_path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_leaves_shows_python_per_leaf_on_both_sides(tmp_path):
     figures = measured(tmp_path, "leaves", "--nbytes=500000", "--leaves=8", "--rounds=2")
@@ -228,6 +231,7 @@ def test_tiles_are_held_against_rows(tmp_path):
     ]
 
 
+@pytest.mark.slow
 @needs_namespaces
 @pytest.mark.end_to_end
 def test_rails_are_held_against_what_they_carry(tmp_path):

@@ -4,6 +4,7 @@ from bench_commands import measured, needs_namespaces
 ONE = ("--model=one-big", "--rounds=1")
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_replay_shows_what_more_chunks_cost(tmp_path):
     sizes = ("--nbytes=1000000", "--chunk_nbytes=16384", "--large_chunk_nbytes=131072")
@@ -14,6 +15,7 @@ def test_replay_shows_what_more_chunks_cost(tmp_path):
     assert each == pytest.approx((small - large) / 53 * 10_000)
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_memory_is_held_against_the_same_programs_without_us(tmp_path):
     figures = measured(tmp_path, "memory", *ONE, "--nbytes=50000000", "--versions=2")
@@ -24,6 +26,7 @@ def test_memory_is_held_against_the_same_programs_without_us(tmp_path):
     assert of["sampler, more"] > without["sampler, more"] / 2  # a second generation was there
 
 
+@pytest.mark.slow
 @needs_namespaces
 @pytest.mark.end_to_end
 def test_overlap_measures_the_step_beside_a_sync(tmp_path):

@@ -38,6 +38,7 @@ def mooncake(tmp_path, monkeypatch):
     return install
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_peers_run_beside_ours(tmp_path, mooncake):
     mooncake(lies=False)

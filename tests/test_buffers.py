@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, SingleDeviceSharding
@@ -70,7 +70,6 @@ def _pointers(array: jax.Array) -> list[int]:
     return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
 
 
-@settings(deadline=None)
 @given(
     shardings(1),
     st.sampled_from(["float32", "bfloat16", "float8_e4m3fn", "bool", "complex64", "int4"]),

@@ -139,6 +139,7 @@ def versions(stdout):
     return [event for event in events if event["event"] == "version"]
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_command_lines_of_the_jobset_run_a_job_on_cpu(tmp_path):
     pods = containers(CONFIGS / "gke" / "jobset.yaml")
@@ -164,6 +165,7 @@ def test_command_lines_of_the_jobset_run_a_job_on_cpu(tmp_path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_command_line_of_the_pathwaysjob_runs_the_loop_in_one_client_on_cpu(tmp_path):
     (controller,) = containers(CONFIGS / "pathways" / "pathwaysjob.yaml").values()

@@ -108,6 +108,7 @@ def test_flipped_bit_is_caught_and_what_it_hit_comes_again(proxied, direction, n
     assert flips.done == num_flips
 
 
+@pytest.mark.slow
 def test_flips_anywhere_commit_no_wrong_byte(proxied):
     anywhere = {(direction, name) for direction in PARTS for name in PARTS[direction]}
     flips = Flips(2, anywhere, 10**9, odds=0.03)

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import Mesh
 
 from tpu_sync_rl.examples.grpo import GROUP, Batch, group_advantages, make_train_step, optimizer
@@ -31,6 +32,7 @@ def test_advantages_are_relative_to_the_group_and_position():
     np.testing.assert_allclose(advantages.reshape(2, GROUP, LENGTH).mean(axis=1), 0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_policy_learns_and_keeps_its_shardings():
     graphdef, shape = abstract_policy()
     shapes = shape, jax.eval_shape(optimizer.init, shape)

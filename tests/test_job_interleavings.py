@@ -365,7 +365,5 @@ class JobMachine(RuleBasedStateMachine):
             assert trainer.pinned[last.version] == []
 
 
-JobMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True
-)
+JobMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
 TestInterleavings = JobMachine.TestCase

@@ -91,6 +91,7 @@ def test_run_proves_every_version_on_every_sampler(folder, first_run):
     assert lines[-1].startswith("3 versions, each proved bit-equal on 2 samplers")
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_resumed_run_goes_on_from_the_checkpoint_on_another_mesh(folder, first_run):
     assert first_run.returncode == 0, first_run.stderr
@@ -111,6 +112,7 @@ def test_resumed_run_goes_on_from_the_checkpoint_on_another_mesh(folder, first_r
     assert after["rewards"][:2] == before["rewards"][:2]
 
 
+@pytest.mark.slow
 @pytest.mark.end_to_end
 def test_roles_find_each_other_and_a_replica_of_two_processes_starts_from_a_checkpoint(
     folder, first_run

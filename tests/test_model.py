@@ -9,25 +9,11 @@ from job_model import PAIR, Model, explore, walk
 ONE = {"publish": 1, "enter": 1}
 
 SMALL = {
-    "coordinator dies": {"replicas": PAIR, "budget": ONE | {"crash": 1}, "commit": "fleet"},
-    "stream breaks": {"replicas": PAIR, "budget": ONE | {"lose": 1}, "commit": "fleet"},
     "replica joins late": {
         "replicas": PAIR,
         "late": ("b",),
         "budget": ONE,
         "commit": "fleet",
-    },
-    "replica dies": {
-        "replicas": PAIR,
-        "budget": ONE | {"die": 1, "patience": 1},
-        "commit": "fleet",
-    },
-    "straggler": {"replicas": PAIR, "budget": ONE | {"lease": 1}, "commit": "fleet"},
-    "dropped straggler": {
-        "replicas": PAIR,
-        "budget": ONE | {"lease": 1},
-        "commit": "fleet",
-        "on_straggler": "drop",
     },
     "messages come twice": {
         "replicas": PAIR,
@@ -50,16 +36,34 @@ SMALL = {
         "commit": "fleet",
     },
     "two versions": {"replicas": PAIR, "budget": {"publish": 2, "enter": 2}, "commit": "fleet"},
-    "processes of a replica call at different times": {
-        "replicas": {"a": 2},
-        "budget": {"publish": 1, "enter": 2, "crash": 1},
-    },
     "two trainer processes": {
         "replicas": {"a": 1},
         "num_trainers": 2,
         "budget": ONE | {"crash": 1},
     },
 }
+
+LARGER = {
+    "coordinator dies": {"replicas": PAIR, "budget": ONE | {"crash": 1}, "commit": "fleet"},
+    "stream breaks": {"replicas": PAIR, "budget": ONE | {"lose": 1}, "commit": "fleet"},
+    "replica dies": {
+        "replicas": PAIR,
+        "budget": ONE | {"die": 1, "patience": 1},
+        "commit": "fleet",
+    },
+    "straggler": {"replicas": PAIR, "budget": ONE | {"lease": 1}, "commit": "fleet"},
+    "dropped straggler": {
+        "replicas": PAIR,
+        "budget": ONE | {"lease": 1},
+        "commit": "fleet",
+        "on_straggler": "drop",
+    },
+    "processes of a replica call at different times": {
+        "replicas": {"a": 2},
+        "budget": {"publish": 1, "enter": 2, "crash": 1},
+    },
+}
+
 HELD = {
     "replica joins late, and the trainer's arrays are gone": {
         "replicas": PAIR,
@@ -116,18 +120,26 @@ def test_nothing_breaks_in_any_order(options):
     assert explore(Model(**options), run_out_every=100) > 100
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", LARGER.values(), ids=LARGER.keys())
+def test_nothing_breaks_in_any_order_of_larger_jobs(options):
+    assert explore(Model(**options), run_out_every=100) > 1000
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", HELD.values(), ids=HELD.keys())
 def test_all_get_what_one_replica_holds_in_any_order(options):
     assert explore(Model(**options), run_out_every=10) > 1000
 
 
+@pytest.mark.random
 @pytest.mark.parametrize("first_seed", range(0, 600, 100))
-def test_nothing_breaks_on_long_ways_through_larger_jobs(first_seed):
-    for seed in range(first_seed, first_seed + 100):
-        assert walk(random.Random(seed)), f"seed {seed}"
+def test_nothing_breaks_on_long_ways_through_larger_jobs(first_seed, seed):
+    for each in range(seed + first_seed, seed + first_seed + 100):
+        assert walk(random.Random(each)), f"seed {each}"
 
 
 @pytest.mark.skipif(os.environ.get("TSR_MODEL") != "wide", reason="minutes: set TSR_MODEL=wide")
 @pytest.mark.parametrize("options", WIDE.values(), ids=WIDE.keys())
-def test_nothing_breaks_in_any_order_of_more(options):
+def test_nothing_breaks_in_any_order_of_the_largest(options):
     assert explore(Model(**options), run_out_every=200) > 1000

@@ -53,6 +53,7 @@ def test_all_rails_carry_a_version_and_a_lost_one_is_made_up_for(namespaces, pro
     assert any(programs.sync(rails.CASE, version).rails["rail0-rail0"] for version in versions)
 
 
+@pytest.mark.slow
 def test_each_side_runs_on_a_host_of_its_own(namespaces, tmp_path, monkeypatch):
     monkeypatch.setenv("TSR_TOKEN", "secret")
     result = tmp_path / "wire.json"
@@ -89,6 +90,7 @@ def test_nothing_stays_behind(namespaces):
     assert not {namespaces.trainer, namespaces.sampler} & _names()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sign", "number"), [("namespaces", signal.SIGTERM), ("programs", signal.SIGINT)]
 )

@@ -68,7 +68,7 @@ def _layouts(draw: st.DrawFn, rank: int) -> Layout | None:
     return None if order == sorted(order) else Layout(tuple(order))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), shardings(2), st.sampled_from(DTYPES), st.integers(0, 2**31))
 def test_any_leaf_goes_from_any_mesh_to_any_other(
     data: st.DataObject, sharded: Shardings, dtype: str, seed: int
@@ -84,7 +84,7 @@ def test_any_leaf_goes_from_any_mesh_to_any_other(
     _assert_same(result, values)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     shardings(2, max_rank=2),
     st.sampled_from(

@@ -117,7 +117,7 @@ def rows_of(plan: Plan):
         )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(cases())
 def test_every_wanted_element_is_read_once_from_a_holder_that_has_it(case):
     plan = plan_of(case)
@@ -154,7 +154,7 @@ def test_every_wanted_element_is_read_once_from_a_holder_that_has_it(case):
     assert plan.nbytes == plan.wire_nbytes == nbytes
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(cases())
 def test_chunks_are_bounded_and_grouped_by_source(case):
     plan = plan_of(case)
@@ -174,7 +174,7 @@ def test_chunks_are_bounded_and_grouped_by_source(case):
         assert [c for at, c in nbytes if at == process] == list(range(num_chunks))
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(
     num_holders=st.integers(1, 7),
     rows=st.lists(st.integers(1, 300), min_size=1, max_size=20),

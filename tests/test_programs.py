@@ -63,6 +63,7 @@ def test_calls_of_a_replica_end_alike_in_its_processes(tmp_path: Path) -> None:
         assert first == sorted(set(first)) and first[-1] == versions[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commit", ["replica", "fleet"])
 def test_programs_go_on_whenever_their_coordinator_dies(tmp_path: Path, commit: str) -> None:
     address_file = str(tmp_path / "address")

@@ -289,6 +289,7 @@ for index in range(10_000):
 """
 
 
+@pytest.mark.slow
 def test_flood_of_connections_costs_no_memory_and_lets_peers_through(accepting):
     address = [accepting.rail.host, str(accepting.rail.port)]
     num_fds, most_fds, num_dialled, num_lost = count_fds(), 0, 0, 0

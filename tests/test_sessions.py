@@ -474,7 +474,10 @@ def test_interrupted_call_announces_nothing(trainer, computed):
     with connect(trainer) as sampler:
         publish(trainer, 1)
         computed.clear()
-        threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
+        main = (
+            threading.get_ident()
+        )  # a signal to another thread would not end the wait of this one
+        threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             tsr.sync_weights(params, to=trainer, version=2)
         computed.set()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from strategies import Shardings, shardings
@@ -25,7 +25,6 @@ def _table(**leaves: Any) -> ShardTable:
     return shard_table(list(leaves), list(leaves.values()), wanted=True)
 
 
-@settings(deadline=None)
 @given(shardings(1))
 def test_boxes_are_jax_indices(sharded: Shardings) -> None:
     shape, (sharding,) = sharded

@@ -1,6 +1,6 @@
 """Thousands of versions with samplers that join and leave: memory, descriptors, threads stay flat.
 
-`pytest tests/test_soak.py --versions 2000 -s` is the long one.
+`pytest tests/test_soak.py -m slow --versions 2000 -s` is the long one.
 """
 
 import gc
@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import oracle
+import pytest
 from jax.sharding import Mesh
 
 import tpu_sync_rl as tsr
@@ -61,6 +62,7 @@ def mean(footprints: list[Footprint]) -> Footprint:
     return Footprint(*map(statistics.fmean, zip(*map(astuple, footprints), strict=True)))
 
 
+@pytest.mark.slow
 def test_resources_stay_flat_over_many_versions(request):
     num_versions = request.config.getoption("--versions")
     measured: dict[str, list[Footprint]] = {"programs": [], "coordinator": []}

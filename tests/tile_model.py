@@ -7,6 +7,7 @@ in front. Memory is the result, row by row.
 """
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -22,6 +23,17 @@ def _cut(array: np.ndarray, tile: Sequence[int], padding: int) -> np.ndarray:
     pairs = whole.reshape(*kept, *(x for pair in zip(counts, tile, strict=True) for x in pair))
     outer = list(range(len(kept))) + [len(kept) + 2 * i for i in range(len(tile))]
     return pairs.transpose(outer + [len(kept) + 2 * i + 1 for i in range(len(tile))])
+
+
+def padded(extents: Sequence[int], major_to_minor: Sequence[int], tiles: Tiles) -> int:
+    """How many elements have room in memory, those of the padding among them."""
+    shape = [extents[dim] for dim in major_to_minor]
+    for tile in tiles:
+        shape = [1] * (len(tile) - len(shape)) + shape
+        kept = len(shape) - len(tile)
+        shape[kept:] = [-(-n // t) for n, t in zip(shape[kept:], tile, strict=True)]
+        shape += tile
+    return prod(shape)
 
 
 def elements(extents: Sequence[int], major_to_minor: Sequence[int], tiles: Tiles) -> np.ndarray:
