@@ -4,8 +4,9 @@ They are of the memory that samplers read. No process sees the bytes of another 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from tpu_sync_rl.buffers import Aliases
 from tpu_sync_rl.errors import SyncTimeoutError
 from tpu_sync_rl.generations import NUM_THREADS
 from tpu_sync_rl.local_shards import LocalShards
-from tpu_sync_rl.manifest import Manifest
+from tpu_sync_rl.manifest import BoxLayout, Manifest
 from tpu_sync_rl.shared_boxes import SharedBoxes
 from tpu_sync_rl.transport import shard_directory
 from tpu_sync_rl.verification import pieces, ranges_of, volume
@@ -31,6 +32,14 @@ def combined(digests: LeafDigests) -> dict[int, bytes]:
     return {group: sha256(of_leaves).digest()[:16] for group, of_leaves in digests.items()}
 
 
+class _Piece(NamedTuple):
+    """A part of a box: start and stop of each dimension, one after another."""
+
+    box: int
+    ranges: list[int]
+    nbytes: int
+
+
 class CopyDigests:
     """What one process of a program shares with others, version after version. For one thread."""
 
@@ -43,24 +52,23 @@ class CopyDigests:
         self._stretches = [0]  # where one ends and the next one begins
         self._directory = shard_directory(shards) if self._groups else None
         slot, stretch_nbytes = 0, 0
+        cut: dict[tuple[int, int, int], list[_Piece]] = {}  # leaves of one layout are cut alike
         for group, leaves in self._groups.items():
             for index in leaves:
                 leaf = manifest.leaves[index]
                 layout = manifest.layouts[leaf.layout]
-                for box in shared.boxes(group, index):
-                    ranges = ranges_of(layout.boxes[box, :, 0], layout.boxes[box, :, 1])
-                    if volume(ranges) == 0:
-                        continue
-                    for piece in pieces(ranges, leaf.itemsize):
-                        flat = [x for dim in piece for x in dim]
-                        self._requests.append(
-                            _native.DigestRequest(index, box, 0, layout.shape, flat)
-                        )
-                        self._slots.append(slot)
-                        stretch_nbytes += volume(piece) * leaf.itemsize
-                        if stretch_nbytes >= _STRETCH_NBYTES:
-                            self._stretches.append(len(self._requests))
-                            stretch_nbytes = 0
+                alike = (group, leaf.layout, leaf.itemsize)
+                if alike not in cut:
+                    cut[alike] = _cut(layout, shared.boxes(group, index), leaf.itemsize)
+                for box, ranges, nbytes in cut[alike]:
+                    self._requests.append(
+                        _native.DigestRequest(index, box, 0, layout.shape, ranges)
+                    )
+                    self._slots.append(slot)
+                    stretch_nbytes += nbytes
+                    if stretch_nbytes >= _STRETCH_NBYTES:
+                        self._stretches.append(len(self._requests))
+                        stretch_nbytes = 0
                 slot += 1
         self._stretches.append(len(self._requests))
         self._num_slots = slot
@@ -97,3 +105,13 @@ class CopyDigests:
             told[group] = digests[slot : slot + len(leaves)].astype("<u8").tobytes()
             slot += len(leaves)
         return told
+
+
+def _cut(layout: BoxLayout, boxes: Sequence[int], itemsize: int) -> list[_Piece]:
+    """Small pieces of what is in `boxes`, so that several threads share them out."""
+    return [
+        _Piece(box, [x for dim in piece for x in dim], volume(piece) * itemsize)
+        for box in boxes
+        for piece in pieces(ranges_of(*layout.boxes[box].T), itemsize)
+        if volume(piece) > 0
+    ]

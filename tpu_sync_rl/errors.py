@@ -18,7 +18,7 @@ class VersionError(SyncError):
 
 
 class CorruptionError(SyncError):
-    """Bytes that did not match their checksum, again and again."""
+    """Bytes that did not match their checksum, again and again, or copies that are not equal."""
 
 
 class AuthError(SyncError):

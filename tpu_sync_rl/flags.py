@@ -84,7 +84,8 @@ flags.DEFINE_enum(
     "tsr_verify",
     None,
     ["off", "wire", "full"],
-    "Sampler: wire: a checksum of each chunk; full: compare the memory of both ends, too.",
+    "Sampler: wire: a checksum of each chunk; full: compare the memory of both ends, too. Trainer: "
+    "full: compare the copies of every version on several processes, not of the first one alone.",
 )
 flags.DEFINE_enum(
     "tsr_staging",
