@@ -2,6 +2,7 @@
 
 import dataclasses
 import queue
+import socket
 import threading
 
 import pytest
@@ -49,13 +50,16 @@ def streams(monkeypatch):
 
 
 def make(
-    streams: Streams, processes: range = range(1), addresses: list[Address] = ADDRESSES
+    streams: Streams,
+    processes: range = range(1),
+    addresses: list[Address] = ADDRESSES,
+    name: str = "trainer",
 ) -> Dialler:
     options = dataclasses.replace(OPTIONS, nics=("a", "b"))
     sources = dict.fromkeys(processes, addresses)
     tickets = [b"ticket"] * len(processes)
     return Dialler(
-        options, streams, sources, name="trainer", incarnation="life", sink=1, tickets=tickets
+        options, streams, sources, name=name, incarnation="life", sink=1, tickets=tickets
     )
 
 
@@ -146,9 +150,9 @@ def test_many_processes_are_dialled_by_a_thread_per_rail(streams, monkeypatch):
 def test_process_that_no_rail_reaches_is_lost_for_all_their_reasons(streams, monkeypatch):
     tried: queue.Queue[str] = queue.Queue()
 
-    def dial(rail: Rail, *_: object, **__: object) -> Connection:
+    def dial(rail: Rail, *_: object, peer: str, **__: object) -> Connection:
         tried.put(rail.name)
-        raise PeerLostError(f"{rail.name} is down")
+        raise PeerLostError(f"{peer}: {rail.name} is down")
 
     dialler = make(streams)
     assert dialler.lost() == {0: "trainer process 0: closed by the peer"}
@@ -157,7 +161,24 @@ def test_process_that_no_rail_reaches_is_lost_for_all_their_reasons(streams, mon
     tried.get(timeout=WAIT_S), tried.get(timeout=WAIT_S)
     while dialler.lost()[0].count("is down") < 2:
         pass
-    assert sorted(dialler.lost()[0].split(": ")[1].split("; ")) == ["a-x is down", "b-y is down"]
+    assert sorted(dialler.lost()[0].split("; ")) == [
+        "trainer process 0: a-x is down",
+        "trainer process 0: b-y is down",
+    ]
+
+
+def test_replica_that_is_read_from_is_named_as_what_it_is(monkeypatch):
+    monkeypatch.setattr(dialler, "_REDIAL_S", 0.0)
+    streams = Streams()
+    monkeypatch.setattr(streams, "lost_reasons", dict)
+    with socket.socket() as silent:  # bound, and does not listen
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        replica = make(streams, addresses=[Address("lo", "127.0.0.1", port)], name="replica 'b',")
+        assert replica.lost() == {0: "replica 'b', process 0: its streams were closed"}
+        while "refused" not in replica.lost()[0]:
+            replica.open_missing()
+    assert replica.lost()[0].startswith(f"replica 'b', process 0 at 127.0.0.1:{port} (lo-lo): ")
 
 
 def test_no_nic_is_a_reason_too(streams, monkeypatch):

@@ -1,4 +1,4 @@
-"""Keeps the streams to a trainer open: on every rail, to every process that is read from."""
+"""Keeps the streams to a program open: on every rail, to every process that is read from."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ _REDIAL_S = 0.5
 
 
 class Dialler:
-    """Opens the streams that a fetcher lacks. One per trainer incarnation.
+    """Opens the streams that a fetcher lacks. One per program that is read from.
 
     Each rail is dialled on a thread of its own, so that one that is down holds up no other and
     nobody who calls. A thread lives no longer than what it dials. One thread calls the methods.
@@ -39,7 +39,7 @@ class Dialler:
             options: of the session.
             fetcher: gets the streams.
             sources: where each process listens that something is read from.
-            name: of their program, for people.
+            name: of their program, for people; "process 0" and so on follow it.
             incarnation: of the trainer.
             sink: under which its processes know this one.
             tickets: of this sink, to each process of the trainer.
@@ -81,8 +81,8 @@ class Dialler:
         for process in self._sources:
             if self._fetcher.num_streams(process) == 0:
                 errors = [text for (of, _), text in list(self._errors.items()) if of == process]
-                trouble = "; ".join(errors) or reasons.get(process, "its streams were closed")
-                lost[process] = f"{self._name} process {process}: {trouble}"
+                reason = reasons.get(process, "its streams were closed")
+                lost[process] = "; ".join(errors) or f"{self._peer(process)}: {reason}"
         return lost
 
     def described(self, traffic: Mapping[str, RailReport]) -> dict[str, RailReport]:
@@ -100,7 +100,7 @@ class Dialler:
             try:
                 pairs = rails.pair(self._options, addresses)
             except ValueError as error:  # every NIC is down
-                self._errors[process, ""] = str(error)
+                self._errors[process, ""] = f"{self._peer(process)}: {error}"
                 continue
             self._errors.pop((process, ""), None)
             for rail in pairs:
@@ -125,6 +125,9 @@ class Dialler:
         finally:
             self._under_way.discard(name)
 
+    def _peer(self, process: int) -> str:
+        return f"{self._name} process {process}"
+
     def _open(self, process: int, rail: Rail) -> None:
         connection = rails.dial(
             rail,
@@ -132,5 +135,6 @@ class Dialler:
             incarnation=self._incarnation,
             sink=self._sink,
             ticket=self._tickets[process],
+            peer=self._peer(process),
         )
         self._fetcher.add_stream(process, connection.fd, rail.name, connection.ring_fd)

@@ -1,4 +1,4 @@
-"""The trainer's ends of rails: listens, has diallers prove themselves, gives connections."""
+"""The source's ends of rails: listens, has diallers prove themselves, gives connections."""
 
 import contextlib
 import os
@@ -61,7 +61,7 @@ class ListeningAt(NamedTuple):
 
 
 class Listener:
-    """Listens on every NIC of a trainer process, and gives away connections that proved themselves.
+    """Listens on every NIC of a process, and gives away connections that proved themselves.
 
     One thread of its own holds all handshakes, none of which waits for another. At most
     `MAX_HALF_OPEN` are under way, and one more ends the oldest of those that have not said yet
@@ -88,7 +88,7 @@ class Listener:
         Args:
             options: of the session.
             coordinator: its address, "host:port".
-            incarnation: of this trainer; diallers of another one are turned away.
+            incarnation: whose versions are served; diallers of another one are turned away.
             on_stream: called with (connection, sink, rail) on the listener's thread.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Rails from a sampler process to trainer processes: pairs NICs, dials, authenticates."""
+"""Rails from a sampler process to those that it reads from: pairs NICs, dials, authenticates."""
 
 import contextlib
 import os
@@ -70,10 +70,10 @@ class Rail:
         return self.remote_nic if self.is_shared else f"{self.local.name}-{self.remote_nic}"
 
     @property
-    def peer(self) -> str:
-        """What errors call the other end."""
+    def place(self) -> str:
+        """Where errors say that the other end is."""
         where = "on this host" if self.is_shared else f"at {join_address(self.host, self.port)}"
-        return f"the trainer {where} ({self.name})"
+        return f"{where} ({self.name})"
 
 
 class Connection(NamedTuple):
@@ -132,11 +132,13 @@ def dial(
     incarnation: str,
     sink: int,
     ticket: bytes,
+    peer: str = "the trainer",
     timeout_s: float = HANDSHAKE_S,
 ) -> Connection:
     """Opens an authenticated connection over `rail`, with the `ticket` of `sink`.
 
-    Blocks for at most about `timeout_s`. May be called from any thread.
+    Errors call the other end `peer`. Blocks for at most about `timeout_s`. May be called from any
+    thread.
 
     Raises:
         AuthError: the peer has another token than we, or the ticket is none of its.
@@ -166,11 +168,13 @@ def dial(
                 connection.sendall(ours)
             code, proof = _receive_answer(connection, deadline)
         except OSError as error:
-            raise PeerLostError(f"{rail.peer}: {error}") from error
+            raise PeerLostError(f"{peer} {rail.place}: {error}") from error
         if code != Code.OK:
-            raise AuthError(f"{rail.peer} refused our token, or our ticket")
+            raise AuthError(f"{peer} {rail.place} refused our token, or our ticket")
         if not authentication.matches(proof, theirs):
-            raise AuthError(f"{rail.peer} does not have our token, or did not issue our ticket")
+            raise AuthError(
+                f"{peer} {rail.place} does not have our token, or did not issue our ticket"
+            )
         connection.settimeout(None)
         fd = connection.detach()
         on_failure.pop_all()

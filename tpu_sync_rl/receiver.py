@@ -24,7 +24,6 @@ from tpu_sync_rl.sampler_messages import Abandon, Admit, Fetch, FetchFailed, Pre
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.staged_generations import StagedGeneration
 from tpu_sync_rl.trace import Trace
-from tpu_sync_rl.transport import Fetcher
 from tpu_sync_rl.verification import Verification
 
 _POLL_S = 0.1
@@ -272,7 +271,7 @@ class Receiver:
         Leaves that go to `generation` are copied on to their devices meanwhile, where that is so.
         """
         silent_since = time.monotonic()
-        while not _is_there(source.fetcher, generation):
+        while not _is_there(source, generation):
             self._stop_if_told(fetch)
             source.dialler.open_missing()
             lost = source.dialler.lost()
@@ -336,11 +335,15 @@ class Receiver:
         return time.monotonic() - silent_since > self._options.peer_timeout_s
 
 
-def _is_there(fetcher: Fetcher, generation: Generation | None) -> bool:
-    if not isinstance(generation, StagedGeneration):
-        return fetcher.wait(_POLL_S)
-    generation.verified(fetcher.take_finished(_LOOK_S))
-    return fetcher.wait(0.0)
+def _is_there(source: Feed, generation: Generation | None) -> bool:
+    fetcher, wait_s = source.fetcher, _POLL_S
+    if isinstance(generation, StagedGeneration):
+        generation.verified(fetcher.take_finished(_LOOK_S))
+        wait_s = 0.0
+    try:
+        return fetcher.wait(wait_s)
+    except SyncError as error:  # it knows processes, not programs
+        raise type(error)(f"from {source.name}: {error}") from error
 
 
 class _Freed:
