@@ -33,7 +33,7 @@ from tpu_sync_rl.examples.policy import (
 )
 from tpu_sync_rl.examples.rollouts import Rollouts, RolloutServer, submit_rollouts
 from tpu_sync_rl.examples.sorting_task import LENGTH, rewards, sample_prompts
-from tpu_sync_rl.options import resolve_token
+from tpu_sync_rl.job_token import resolve_token
 
 PROMPTS_PER_REPLICA = 16
 SAMPLER_DTYPE = jnp.bfloat16

@@ -14,8 +14,8 @@ import grpc
 import msgspec
 import numpy as np
 
+from tpu_sync_rl.addresses import is_loopback, join_address, split_address
 from tpu_sync_rl.examples.sorting_task import LENGTH
-from tpu_sync_rl.options import is_loopback, split_address
 
 _SERVICE = "tpu_sync_rl.examples.Rollouts"
 _PROOF_NBYTES = hashlib.sha256().digest_size
@@ -69,7 +69,8 @@ class RolloutServer:
             ValueError: it can be reached from other machines, and there is no token.
             RuntimeError: it is in use.
         """
-        if not token and not is_loopback(split_address(address)[0]):
+        host, port = split_address(address, "rollouts")
+        if not token and not is_loopback(host):
             raise ValueError(f"{address} needs a token: set TSR_TOKEN or TSR_TOKEN_FILE")
         self._token = token
         self._newest: dict[str, Rollouts] = {}  # guarded by _arrived
@@ -80,8 +81,8 @@ class RolloutServer:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, {"Submit": method}),)
         )
-        port = self._server.add_insecure_port(address)
-        self.address = f"{address.rpartition(':')[0]}:{port}"
+        port = self._server.add_insecure_port(join_address(host, port))
+        self.address = join_address(host, port)
         self._server.start()
 
     def collect(
@@ -129,10 +130,12 @@ def submit_rollouts(address: str, token: bytes, rollouts: Rollouts, timeout_s: f
     """Sends `rollouts` to the server at `address`, and waits for it to come up if need be.
 
     Raises:
+        ValueError: `address` is none.
         grpc.RpcError: the token was refused, or the deadline passed.
     """
     body = msgspec.msgpack.encode(rollouts)
-    with grpc.insecure_channel(address) as channel:
+    host, port = split_address(address, "rollouts", dialled=True)
+    with grpc.insecure_channel(join_address(host, port)) as channel:
         submit = channel.unary_unary(f"/{_SERVICE}/Submit")
         submit(_prove(token, body) + body, timeout=timeout_s, wait_for_ready=True)
 

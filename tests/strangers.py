@@ -33,8 +33,8 @@ TOKEN = "honest"
 def attack(coordinator: str, host: str, port: int, incarnation: str, rate: int) -> None:
     """Attacks both ports until the process ends, with `rate` connections a second."""
     from tpu_sync_rl import handshake, rails
+    from tpu_sync_rl.addresses import split_address
     from tpu_sync_rl.nics import LOOPBACK
-    from tpu_sync_rl.options import split_address
 
     options = SimpleNamespace(token=b"wrong", job="policy", congestion=None, peer_timeout_s=10.0)
     rail = rails.Rail(LOOPBACK, "lo", host, port)

@@ -15,6 +15,7 @@ from grpc._cython import cygrpc
 from streams import PATIENCE_S, TOKEN, SamplerSession, TrainerSession
 
 from tpu_sync_rl import authentication
+from tpu_sync_rl.addresses import split_address
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError, VersionError
 from tpu_sync_rl.greeting import Challenge, Proof, proofs
@@ -24,7 +25,6 @@ from tpu_sync_rl.message_codec import (
     encode_together,
 )
 from tpu_sync_rl.messages import Leave, Refused
-from tpu_sync_rl.options import split_address
 from tpu_sync_rl.trainer_messages import GiveUp, JoinTrainer, TrainerJoined
 
 

@@ -19,6 +19,7 @@ from streams import JOB, PATIENCE_S, TOKEN, SamplerSession, TrainerSession
 
 from tpu_sync_rl import authentication, coordinator_server
 from tpu_sync_rl import coordinator as coordinator_module
+from tpu_sync_rl.addresses import split_address
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.coordinator_server import MAX_HANDSHAKE_NBYTES, CoordinatorServer
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
@@ -30,7 +31,6 @@ from tpu_sync_rl.message_codec import (
     encode,
 )
 from tpu_sync_rl.messages import Refused, TrainerUp
-from tpu_sync_rl.options import split_address
 from tpu_sync_rl.sampler_messages import JoinSampler, Latest, SamplerJoined
 from tpu_sync_rl.trainer_messages import Announced, PublishOutcome, TrainerJoined
 

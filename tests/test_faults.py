@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from programs import Program, wait_for_file
 
 import tpu_sync_rl as tsr
+from tpu_sync_rl.addresses import split_address
 from tpu_sync_rl.coordinator_process import CoordinatorProcess, start_coordinator
-from tpu_sync_rl.options import split_address
 
 pytestmark = pytest.mark.end_to_end
 

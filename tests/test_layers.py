@@ -14,7 +14,7 @@ CSRC = ROOT / "csrc"
 # From the ground up. The modules of one line do not know one another.
 FLOORS = (
     # words
-    ("tls", "report"),
+    ("addresses", "job_token", "tls", "report"),
     ("metrics",),
     ("errors",),
     (

@@ -2,13 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_sync_rl.options import (
-    Options,
-    checked_timeout,
-    is_loopback,
-    resolve_token,
-    split_address,
-)
+from tpu_sync_rl.options import Options, checked_timeout
 
 GOOD = {
     "job": "policy",
@@ -80,52 +74,5 @@ def test_good_options_pass(tmp_path: Path):
     assert options.nics == ("lo",) and options.token == b"s" and options.timeout_s == 600.0
 
 
-def test_token_comes_from_argument_then_environment_then_file(monkeypatch, tmp_path):
-    assert resolve_token(None) == b""
-    file = tmp_path / "token"
-    file.write_text("from file\n")
-    monkeypatch.setenv("TSR_TOKEN_FILE", str(file))
-    assert resolve_token(None) == b"from file"
-    monkeypatch.setenv("TSR_TOKEN", "from environment")
-    assert resolve_token(None) == b"from environment"
-    assert resolve_token("from argument") == b"from argument"
-
-
-def test_token_that_no_environment_can_hold_is_refused():
-    with pytest.raises(ValueError, match="NUL byte"):
-        resolve_token(b"a\0b")
-
-
-def test_token_that_is_no_text_is_refused():
-    with pytest.raises(TypeError, match="token must be a str or bytes, not a int"):
-        resolve_token(5)
-
-
-def test_missing_token_file_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv("TSR_TOKEN_FILE", str(tmp_path / "none"))
-    with pytest.raises(ValueError, match=r"TSR_TOKEN_FILE=.*none: No such file"):
-        resolve_token(None)
-
-
-@pytest.mark.parametrize("address", ["host", ":80", "host:", "host:port", "host:-1"])
-def test_bad_address_is_refused(address):
-    with pytest.raises(ValueError, match="coordinator must be 'host:port'"):
-        split_address(address)
-
-
-def test_port_out_of_range_is_refused():
-    with pytest.raises(ValueError, match=r"'127\.0\.0\.1:99999': port 99999 is out of range"):
-        split_address("127.0.0.1:99999")
-
-
-def test_addresses_are_split():
-    assert split_address("10.0.0.2:8476") == ("10.0.0.2", 8476)
-    assert split_address("[::1]:0") == ("::1", 0)
-    assert [is_loopback(x) for x in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "h")] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
+def test_call_without_a_timeout_takes_the_sessions():
     assert checked_timeout(None, 3.0) == 3.0

@@ -18,9 +18,9 @@ from certificates import Authority
 from streams import JOB, PATIENCE_S, TOKEN, SamplerSession, TrainerSession
 
 import tpu_sync_rl as tsr
+from tpu_sync_rl.addresses import split_address
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.errors import AuthError, SyncTimeoutError
-from tpu_sync_rl.options import split_address
 from tpu_sync_rl.tls import check_tls
 from tpu_sync_rl.trainer_messages import PublishOutcome
 

@@ -21,11 +21,12 @@ from jax.experimental.colocated_python import colocated_python_class
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from tpu_sync_rl import errors, software
+from tpu_sync_rl.addresses import is_loopback
 from tpu_sync_rl.agent_arrays import Devices, held_elsewhere
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.maker_process import MakerProcess
 from tpu_sync_rl.moving import moving
-from tpu_sync_rl.options import Options, check_choice, is_loopback
+from tpu_sync_rl.options import Options, check_choice
 from tpu_sync_rl.program import Program
 
 _ROW_NBYTES = 4096  # requests are padded to a multiple, so that few shapes are compiled

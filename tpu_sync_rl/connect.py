@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Sharding
 
+from tpu_sync_rl.addresses import join_address, split_address
 from tpu_sync_rl.agent_sampler import AgentSamplerSession
 from tpu_sync_rl.agent_trainer import AgentTrainerSession
 from tpu_sync_rl.colocated import takes_agents
@@ -29,7 +30,6 @@ from tpu_sync_rl.options import (
     checked_int,
     checked_name,
     checked_seconds,
-    split_address,
 )
 from tpu_sync_rl.program import Program, share
 from tpu_sync_rl.sampler import SamplerSession
@@ -82,8 +82,9 @@ def connect_trainer(
         (7, {})
 
     Args:
-        coordinator: "host:port" to host it at, or to dial with `host_coordinator=False`. None or
-            port 0 takes a free port; `TrainerSession.coordinator` has it.
+        coordinator: "host:port", or "[v6]:port", to host it at, or to dial with
+            `host_coordinator=False`. None or port 0 takes a free port; `TrainerSession.coordinator`
+            has it.
         job: name of the policy.
         host_coordinator: False where the coordinator runs alone
             (`python -m tpu_sync_rl.coordinator`).
@@ -106,8 +107,8 @@ def connect_trainer(
             and the next one starts a new round, when the one before is decided. A call whose
             deadline passes first raises SyncTimeoutError too, and its round goes on. Who dies is
             not waited for beyond `peer_timeout`; who joins late takes what was decided without it.
-        token: secret of the job; None takes TSR_TOKEN or TSR_TOKEN_FILE. Without one only
-            loopback is used, unless `insecure`.
+        token: secret of the job; None takes TSR_TOKEN or TSR_TOKEN_FILE. White space around it is
+            no part of it. Without one only loopback is used, unless `insecure`.
         nics: names or addresses of the NICs to serve on; None finds them.
         streams_per_rail: accepted for symmetry with `connect_sampler`, whose value counts.
         chunk_nbytes: likewise.
@@ -172,14 +173,14 @@ def connect_trainer(
     deadline = time.monotonic() + options.timeout_s
     if coordinator is None and not host_coordinator:
         raise ValueError("host_coordinator=False needs coordinator='host:port' to dial")
-    host, port = split_address(coordinator or _LOOPBACK)
+    address = _LOOPBACK if coordinator is None else coordinator
+    host, port = split_address(address, dialled=not host_coordinator)
     by_agents = takes_agents(agent, jax.devices(), options, host)
     if not by_agents:
         _check_nics(options)
-    process = None
+    process, address = None, join_address(host, port)
     if host_coordinator:
-        process, coordinator = start_in_process_0(host, port, options, deadline)
-    assert coordinator is not None
+        process, address = start_in_process_0(host, port, options, deadline)
     try:
         settings: dict[str, Any] = {
             "incarnation": share(secrets.token_hex(8), deadline),
@@ -187,7 +188,7 @@ def connect_trainer(
             "straggler_timeout_s": straggler_timeout_s,
             "on_straggler": on_straggler,
             "commit": commit,
-            "coordinator": coordinator,
+            "coordinator": address,
             "coordinator_process": process,
         }
         if by_agents:
@@ -253,7 +254,7 @@ def connect_sampler(
         (1, {'w': Array([0, 1, 2, 3], dtype=int32)})
 
     Args:
-        coordinator: "host:port" of the coordinator.
+        coordinator: "host:port", or "[v6]:port", of the coordinator.
         job: name of the policy.
         replica: name of this sampler program, different from that of the others in the job.
         like: pytree of ShapeDtypeStructs with shardings, or of arrays (read, not kept): what
@@ -265,7 +266,8 @@ def connect_sampler(
         max_generations: most copies of the params in host memory: the current one, one that is
             being received, and more only while older arrays are held, or while a version that the
             fleet has committed waits to be taken.
-        token: secret of the job; None takes TSR_TOKEN or TSR_TOKEN_FILE.
+        token: secret of the job; None takes TSR_TOKEN or TSR_TOKEN_FILE. White space around it is
+            no part of it.
         nics: names or addresses of the NICs to receive on; None finds them.
         streams_per_rail: TCP connections per pair of NICs and source process.
         chunk_nbytes: most bytes that are asked for, checked and retried as one.
@@ -333,7 +335,7 @@ def connect_sampler(
         raise TypeError(f"rename must be a mapping or a callable, not {rename!r}")
     replica = checked_name("replica", replica)
     max_generations = checked_int("max_generations", max_generations, 2)
-    host, _ = split_address(coordinator)
+    host, port = split_address(coordinator, dialled=True)
     shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(like)]
     devices = {device for x in shardings if isinstance(x, Sharding) for device in x.device_set}
     by_agents = takes_agents(agent, devices, options, host)
@@ -341,7 +343,7 @@ def connect_sampler(
         _check_nics(options)
     deadline = time.monotonic() + options.timeout_s
     settings: dict[str, Any] = {
-        "coordinator": coordinator,
+        "coordinator": join_address(host, port),
         "replica": replica,
         "life": share(secrets.token_hex(8), deadline),
         "like": like,

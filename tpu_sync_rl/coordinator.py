@@ -18,15 +18,13 @@ import threading
 import time
 from collections.abc import Sequence
 
+from tpu_sync_rl.addresses import is_loopback, join_address, split_address
 from tpu_sync_rl.coordinator_server import CoordinatorServer
 from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.job_token import resolve_token
 from tpu_sync_rl.options import (
     MAX_PEER_TIMEOUT_S,
     checked_seconds,
-    is_loopback,
-    join_address,
-    resolve_token,
-    split_address,
 )
 from tpu_sync_rl.tls import TLS, check_tls
 
@@ -59,7 +57,7 @@ def _end_with(parent: int) -> None:
 
 
 async def _run(arguments: argparse.Namespace, token: bytes) -> None:
-    host, port = split_address(arguments.address)
+    host, port = split_address(arguments.address, "--address")
     tls = _tls(arguments)
     peer_timeout_s = checked_seconds("peer_timeout", arguments.peer_timeout, 1, MAX_PEER_TIMEOUT_S)
     server = CoordinatorServer(token=token, peer_timeout_s=peer_timeout_s, tls=tls)
@@ -139,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         watch.start()
     try:
         token = resolve_token(None)
-        host, _ = split_address(arguments.address)
+        host, _ = split_address(arguments.address, "--address")
         if not token and not arguments.insecure and not is_loopback(host):
             raise ValueError(
                 f"{host} can be reached from other machines: set TSR_TOKEN or TSR_TOKEN_FILE, "

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+from tpu_sync_rl.addresses import check_exposure, join_address
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
-from tpu_sync_rl.options import check_exposure, join_address
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.tls import TLS, Files, check_tls
 

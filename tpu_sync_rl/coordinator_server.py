@@ -14,6 +14,7 @@ import grpc.aio
 import msgspec
 
 from tpu_sync_rl import authentication, software
+from tpu_sync_rl.addresses import join_address
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.job import Job
@@ -28,7 +29,6 @@ from tpu_sync_rl.message_codec import (
     encode_together,
 )
 from tpu_sync_rl.messages import ConnectedProcess, JobStatus, Leave, Message, Refused
-from tpu_sync_rl.options import join_address
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.tls import TLS, read_files
 

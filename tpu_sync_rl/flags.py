@@ -17,15 +17,31 @@ from typing import Any
 
 from absl import flags
 
+from tpu_sync_rl.addresses import join_address, split_address
 from tpu_sync_rl.tls import TLS
 
 _PREFIX = "tsr_"
 _TLS = ("certificate", "key", "ca", "server_name")  # of tls=, as --tsr_tls_certificate and so on
 
-flags.DEFINE_string(
+
+class AddressParser(flags.ArgumentParser[str]):
+    """Takes what `split_address` takes, so that a command line with another address is refused."""
+
+    def parse(self, argument: str) -> str:
+        """The address as it is shown; raises ValueError where `argument` is none."""
+        return join_address(*split_address(argument, "it"))
+
+    def flag_type(self) -> str:
+        """What the help calls it."""
+        return "host:port"
+
+
+flags.DEFINE(
+    AddressParser(),
     "tsr_coordinator",
     None,
     "host:port of the coordinator. A trainer hosts it there, at a free port if that is 0.",
+    serializer=flags.ArgumentSerializer[str](),
 )
 flags.DEFINE_string("tsr_job", None, "Name of the policy; a coordinator serves several.")
 flags.DEFINE_string("tsr_replica", None, "Sampler: name of the replica, unique within the job.")

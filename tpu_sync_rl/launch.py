@@ -24,9 +24,9 @@ from typing import Any
 from absl import app, flags, logging
 
 from tpu_sync_rl import flags as tsr_flags
+from tpu_sync_rl.addresses import join_address, port_after, split_address
 from tpu_sync_rl.child_programs import end_with_stdin
 from tpu_sync_rl.local_job import LocalJob, run_local_job
-from tpu_sync_rl.options import join_address, split_address
 
 FLAGS = flags.FLAGS
 
@@ -61,11 +61,13 @@ flags.DEFINE_string("logs", None, "Folder for the programs' logs; default: a tem
 # One role on one host.
 flags.DEFINE_alias("coordinator", "tsr_coordinator")
 flags.DEFINE_alias("replica", "tsr_replica")
-flags.DEFINE_string(
+flags.DEFINE(
+    tsr_flags.AddressParser(),
     "rollouts",
     None,
     "host:port where process 0 of the trainer takes rollouts; default: the coordinator's host and "
     "the port after its own.",
+    serializer=flags.ArgumentSerializer[str](),
 )
 flags.DEFINE_integer(
     "process_index",
@@ -81,11 +83,13 @@ flags.DEFINE_integer(
     "which GKE sets, has names; else 1.",
     1,
 )
-flags.DEFINE_string(
+flags.DEFINE(
+    tsr_flags.AddressParser(),
     "jax_coordinator",
     None,
     "host:port of jax.distributed for a program of several processes; default: what JAX finds "
     "itself, such as JAX_COORDINATOR_ADDRESS.",
+    serializer=flags.ArgumentSerializer[str](),
 )
 flags.DEFINE_bool("end_with_stdin", False, "End when stdin closes, as children of a launcher do.")
 
@@ -131,7 +135,7 @@ def _run(argv: list[str]) -> int:
         if FLAGS.role == "sampler" and not FLAGS.replica:
             raise app.UsageError("--role=sampler needs --replica=NAME, unique within the job")
         place = process_place(os.environ, FLAGS.process_index, FLAGS.process_count)
-        run_role(FLAGS.role, *place)
+        run_role(FLAGS.role, _rollouts_address(FLAGS.role), *place)
         return 0
     if FLAGS.json is not None and not Path(FLAGS.json).parent.is_dir():
         raise app.UsageError(f"--json={FLAGS.json}: there is no folder {Path(FLAGS.json).parent}")
@@ -191,21 +195,30 @@ def process_place(
     return index, count
 
 
-def run_role(role: str, index: int, count: int) -> None:
+def _rollouts_address(role: str) -> str:
+    """Where the trainer takes rollouts. Raises app.UsageError where an address is none."""
+    try:
+        host, port = split_address(FLAGS.coordinator, "--coordinator", dialled=role == "sampler")
+        return FLAGS.rollouts or join_address(host, port_after(port))
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
+
+
+def run_role(role: str, rollouts: str, index: int, count: int) -> None:
     """Is process `index` of the `count` of a trainer or of a replica, until the job has ended."""
     if FLAGS.end_with_stdin:
         end_with_stdin()
     if not FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # JAX and Orbax tell each of their steps at INFO.
     try:
-        _run_role(role, index, count)
+        _run_role(role, rollouts, index, count)
     except BaseException as error:
         traceback.print_exc()
         # Past the exit handlers: jax.distributed's would wait for the program's other processes.
         os._exit(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
 
 
-def _run_role(role: str, index: int, count: int) -> None:
+def _run_role(role: str, rollouts: str, index: int, count: int) -> None:
     import jax
 
     import tpu_sync_rl as tsr
@@ -213,8 +226,6 @@ def _run_role(role: str, index: int, count: int) -> None:
 
     if count > 1:
         jax.distributed.initialize(FLAGS.jax_coordinator, count, index)
-    host, port = split_address(FLAGS.coordinator)
-    rollouts = FLAGS.rollouts or join_address(host, port + 1)
     timeout_s = FLAGS.time_limit
     if role == "trainer":
         rl_loop.run_trainer(

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tpu_sync_rl import authentication, handshake, same_host
+from tpu_sync_rl.addresses import is_loopback, split_address
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.handshake import Code, Hello
 from tpu_sync_rl.nics import LOOPBACK, Nic, find_nics
-from tpu_sync_rl.options import Options, is_loopback, split_address
+from tpu_sync_rl.options import Options
 from tpu_sync_rl.rails import HANDSHAKE_S, Connection, new_socket, tune
 from tpu_sync_rl.report import UNKNOWN_LINE, Line
 

@@ -4,11 +4,10 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
+from tpu_sync_rl.job_token import resolve_token
 from tpu_sync_rl.metrics import check_registry
 from tpu_sync_rl.tls import TLS, check_tls
 
@@ -209,76 +208,6 @@ def checked_seconds(name: str, value: float, least: float = 0, most: float | Non
 def checked_timeout(timeout: float | None, default_s: float) -> float:
     """Seconds of a call's `timeout`, `default_s` for None. Raises as `checked_seconds` does."""
     return default_s if timeout is None else checked_seconds("timeout", timeout)
-
-
-def resolve_token(token: str | bytes | None) -> bytes:
-    """The token as bytes: the argument, else TSR_TOKEN, else what the file TSR_TOKEN_FILE holds.
-
-    Raises:
-        ValueError: the token is empty or has a NUL byte, or its file can't be read.
-        TypeError: it is neither str nor bytes.
-    """
-    if token is None:
-        token = os.environb.get(b"TSR_TOKEN")
-    if token is None:
-        path = os.environ.get("TSR_TOKEN_FILE")
-        if path is None:
-            return b""
-        try:
-            token = Path(path).read_bytes().strip()
-        except OSError as error:
-            raise ValueError(f"TSR_TOKEN_FILE={path}: {error.strerror}") from error
-    if not isinstance(token, str | bytes):
-        raise TypeError(f"token must be a str or bytes, not a {type(token).__name__}")
-    secret = token.encode() if isinstance(token, str) else token
-    if not secret:
-        raise ValueError("the token is empty; leave it out to use loopback without one")
-    if b"\0" in secret:
-        raise ValueError("the token has a NUL byte, which no environment variable can hold")
-    return secret
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[v6]:port".
-
-    Raises:
-        ValueError: it is neither, or there is no such port.
-    """
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal():
-        raise ValueError(f"coordinator must be 'host:port', not {address!r}")
-    if int(port) > 65535:
-        raise ValueError(f"coordinator {address!r}: port {port} is out of range, 65535 is the last")
-    return host, int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """The address that `split_address` takes apart."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def check_exposure(host: str, *, token: bytes, insecure: bool) -> None:
-    """Sees to it that whoever can reach `host` needs a token.
-
-    Raises:
-        ValueError: other machines can, there is no token, and `insecure` does not allow that.
-    """
-    if not token and not insecure and not is_loopback(host):
-        raise ValueError(
-            f"{host} can be reached from other machines: give every program of the job a token "
-            "(token=, TSR_TOKEN or TSR_TOKEN_FILE), or pass insecure=True"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """True where `host` can't be reached from other machines."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_nics(nics: Sequence[str]) -> None:

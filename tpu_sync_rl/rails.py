@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tpu_sync_rl import authentication, handshake, same_host
+from tpu_sync_rl.addresses import is_loopback, join_address
 from tpu_sync_rl.errors import AuthError, PeerLostError
 from tpu_sync_rl.handshake import Code, Hello
 from tpu_sync_rl.nics import LOOPBACK, Nic, find_nics
-from tpu_sync_rl.options import Options, is_loopback, join_address
+from tpu_sync_rl.options import Options
 from tpu_sync_rl.report import UNKNOWN_LINE, Line
 
 HANDSHAKE_S = 5.0

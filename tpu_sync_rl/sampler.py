@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import msgspec
 
 from tpu_sync_rl import errors
+from tpu_sync_rl.addresses import is_loopback, split_address
 from tpu_sync_rl.at_exit import AtExit
 from tpu_sync_rl.calls import GRACE_S, Calls, one_at_a_time
 from tpu_sync_rl.client import CoordinatorClient
@@ -26,8 +27,6 @@ from tpu_sync_rl.options import (
     Staging,
     checked_int,
     checked_timeout,
-    is_loopback,
-    split_address,
 )
 from tpu_sync_rl.process_stats import combined
 from tpu_sync_rl.program import Program

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpu_sync_rl import authentication
+from tpu_sync_rl.addresses import check_exposure, port_after, split_address
 from tpu_sync_rl.bench import programs, raw_limits
 from tpu_sync_rl.bench.cases import Settings
 from tpu_sync_rl.errors import AuthError, SyncTimeoutError
-from tpu_sync_rl.options import check_exposure, split_address
 
 ROLES = ("sockets", "sampler")
 
@@ -180,4 +180,4 @@ def _meeting(settings: Settings) -> tuple[tuple[str, int], bytes]:
     host, port = split_address(settings.trainer.coordinator)
     token = settings.token or b""
     check_exposure(host, token=token, insecure=False)
-    return (host, port + 1), token
+    return (host, port_after(port)), token

@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tpu_sync_rl.addresses import is_loopback, split_address
 from tpu_sync_rl.bench import cases, figures, models, two_hosts
 from tpu_sync_rl.bench.cases import Case, Layout, Place, Settings, Sync
 from tpu_sync_rl.bench.figures import Figure, Row
@@ -22,8 +23,8 @@ from tpu_sync_rl.bench.processes import Pipe
 from tpu_sync_rl.bench.programs import Programs, interleaved
 from tpu_sync_rl.bench.raw_limits import RawLimits
 from tpu_sync_rl.bench.two_hosts import SamplerHost
+from tpu_sync_rl.job_token import resolve_token
 from tpu_sync_rl.nics import find_nics
-from tpu_sync_rl.options import is_loopback, resolve_token, split_address
 
 CASE = "wire"
 
@@ -124,6 +125,7 @@ def _settings(args: argparse.Namespace, case: Case) -> Settings:
         return Settings(num_replicas=args.replicas, **of_all)
     if not args.coordinator:
         raise ValueError("--role needs --coordinator=HOST:PORT, at the trainer's host")
+    split_address(args.coordinator, "--coordinator", dialled=True)
     if {args.trainer_processes, args.sampler_processes, args.replicas} != {1}:
         raise ValueError("--role is for one trainer process and one sampler process")
     place = Place(coordinator=args.coordinator, nics=args.nics and tuple(args.nics))

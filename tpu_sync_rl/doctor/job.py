@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator
 
 from tpu_sync_rl import rails, software
+from tpu_sync_rl.addresses import is_loopback, join_address, split_address
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.doctor.findings import Finding
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import JobStatus, Leave
-from tpu_sync_rl.options import Options, is_loopback, split_address
+from tpu_sync_rl.options import Options
 from tpu_sync_rl.rails import Rail
 
 _DIAL_S = 5.0
@@ -28,7 +29,8 @@ def ask(address: str, options: Options) -> tuple[list[Finding], JobStatus | None
         findings: about the coordinator.
         status: its answer; None where there is none.
     """
-    host, port = split_address(address)
+    host, port = split_address(address, "--coordinator", dialled=True)
+    address = join_address(host, port)
     began = time.monotonic()
     try:
         with socket.create_connection((host, port), options.timeout_s):
