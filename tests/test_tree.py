@@ -1,14 +1,18 @@
 """Pytrees as keyed leaves."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.tree_util import GetAttrKey
 
 from tpu_sync_rl.tree import flatten
 
@@ -76,3 +80,78 @@ def test_flatten_follows_jax_order_and_unflattens(tree: Any) -> None:
 def test_leaves_are_the_arrays_themselves() -> None:
     array = jnp.zeros(3)
     assert flatten({"w": array})[1][0] is array
+
+
+class _GateUp:
+    def __init__(self, gate: Any, up: Any) -> None:
+        self.gate, self.up = gate, up
+
+
+jax.tree_util.register_pytree_node(
+    _GateUp, lambda x: ((x.gate, x.up), None), lambda _, children: _GateUp(*children)
+)
+
+
+def test_custom_nodes_without_keys_are_refused_by_key_and_type() -> None:
+    tree = {"mlp": [_GateUp(1, {"w": 2}), _GateUp(3, None)], "w": 4}
+    with pytest.raises(TypeError, match=r"^leaf 'mlp/0/0' is in a _GateUp, whose .*register_data"):
+        flatten(tree)
+    assert flatten(tree, by_position=True)[0] == ["mlp/0/0", "mlp/0/1/w", "mlp/1/0", "w"]
+
+
+def test_every_type_without_keys_is_named() -> None:
+    tree = {"a": {"f": jax.tree_util.Partial(abs, 1)}, "b": _GateUp(1, 2)}
+    with pytest.raises(TypeError, match=r"'a/f/0/0' is in a Partial, leaf 'b/0' is in a _GateUp"):
+        flatten(tree)
+
+
+def test_nodes_that_have_their_fields_as_keys_are_taken() -> None:
+    @jax.tree_util.register_pytree_with_keys_class
+    class Module:  # as equinox registers its own
+        def tree_flatten_with_keys(self) -> Any:
+            return ((GetAttrKey("gate"), 1), (GetAttrKey("up"), 2)), None
+
+        @classmethod
+        def tree_unflatten(cls, *_: Any) -> "Module":
+            return cls()
+
+    @flax.struct.dataclass
+    class Struct:
+        gate: int
+
+    adam = optax.adamw(optax.linear_schedule(1, 0, 9)).init({"w": jnp.zeros(1)})
+    masked = optax.masked(optax.sgd(1, momentum=0.9), {"w": True, "b": False})
+    assert set(flatten(masked.init({"w": jnp.zeros(1), "b": jnp.zeros(1)}))[0]) == {
+        "inner_state/0/trace/w"
+    }
+    assert flatten([adam, Module(), Struct(1), OrderedDict(b=2, a=None)])[0] == [
+        "0/0/count", "0/0/mu/w", "0/0/nu/w", "0/2/count", "1/gate", "1/up", "2/gate", "3/b"
+    ]  # fmt: skip
+
+
+@flax.struct.dataclass
+class _Quantised:
+    qvalue: Any
+    value: Any
+
+
+class _Value(nnx.Module):
+    def __init__(self) -> None:
+        self.kernel = nnx.Param(2)
+
+
+class _Layer(nnx.Module):
+    def __init__(self) -> None:
+        self.w = nnx.Param(_Quantised(0, {"value": 1}))
+        self.value = _Value()
+        self.stack = nnx.List([nnx.Param([3, 4]), nnx.Param(5)])
+
+
+def test_variables_that_hold_pytrees_have_the_same_keys_in_every_form() -> None:
+    state = nnx.state(_Layer())
+    for form in (_Layer(), state, nnx.to_pure_dict(state)):
+        keys, leaves, _ = flatten(form)
+        assert dict(zip(keys, leaves, strict=True)) == {
+            "w/qvalue": 0, "w/value/value": 1, "value/kernel": 2,
+            "stack/0/0": 3, "stack/0/1": 4, "stack/1": 5,
+        }  # fmt: skip

@@ -21,7 +21,7 @@ from tpu_sync_rl.manifest import Pair, Rename, Sides, match, renamed
 from tpu_sync_rl.plan import Plan, make_plan
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
 from tpu_sync_rl.transport import shard_directory
-from tpu_sync_rl.tree import flatten
+from tpu_sync_rl.tree import check_keyed, flatten
 
 _CHUNK_NBYTES = 1 << 20  # what a thread copies before it takes the next
 _MAX_ROUTES = 32
@@ -155,7 +155,9 @@ def route_key(
     """Equal for calls that move leaves alike from and to the same places."""
     targets, to_treedef = jax.tree.flatten(to)
     asked = tuple(_asked(target) for target in targets)
-    renaming = None if rename is None else tuple(renamed(x, rename) for x in flatten(params)[0])
+    renaming = None
+    if rename is not None:
+        renaming = tuple(renamed(x, rename) for x in flatten(params, by_position=True)[0])
     return treedef, signature(leaves), to_treedef, asked, signature(targets), renaming, cast
 
 
@@ -167,7 +169,7 @@ def _asked(target: Any) -> Hashable:
 def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
     process = jax.process_index()
     source, sink, pairs, like = matched(params, to, rename, cast)
-    _, likes, treedef = flatten(like)
+    likes, treedef = jax.tree.flatten(like)
     try:
         plan = make_plan(
             source.manifest, sink.manifest, pairs, process=process, chunk_nbytes=_CHUNK_NBYTES
@@ -192,9 +194,14 @@ def matched(
     Raises:
         ValueError, TypeError: as `sync_weights` does.
     """
-    source = shard_table(*flatten(params)[:2], wanted=False, one_client=True)
+    keys, leaves, treedef = flatten(params, by_position=True)
+    source = shard_table(keys, leaves, wanted=False, one_client=True)
     like = _likes(params, to, rename)
-    sink = shard_table(*flatten(like)[:2], wanted=True, one_client=True)
+    keys, leaves, like_treedef = flatten(like, by_position=True)
+    sink = shard_table(keys, leaves, wanted=True, one_client=True)
+    if treedef != like_treedef:  # else a position is one field, also where the nodes have no keys
+        check_keyed(params)
+        check_keyed(like)
     pairs, differences = match(
         source.manifest, sink.manifest, rename=rename, cast=cast, sides=_SIDES
     )
@@ -207,7 +214,7 @@ def _likes(params: Any, to: Any, rename: Rename) -> Any:
     """The tree of arrays or ShapeDtypeStructs that `to` means."""
     if to is None:  # to JAX a tree without leaves
         raise _wrong_target("", to)
-    keys, targets, _ = flatten(to)
+    keys, targets, _ = flatten(to, by_position=True)
     expected: type[Any] | UnionType = jax.Array | jax.ShapeDtypeStruct
     if any(isinstance(target, Sharding) for target in targets):
         expected = Sharding
@@ -218,11 +225,11 @@ def _likes(params: Any, to: Any, rename: Rename) -> Any:
         return to
     if rename is not None:
         raise ValueError("rename= needs a tree of arrays as to=: shardings alone have no keys")
-    keys, leaves, treedef = flatten(params)
+    keys, leaves, treedef = flatten(params, by_position=True)
     try:
         shardings = jax.tree.leaves(jax.tree.broadcast(to, params))
     except ValueError as error:
-        raise _misfit(keys, leaves, flatten(to)[0]) from error
+        raise _misfit(keys, leaves, flatten(to, by_position=True)[0]) from error
     return jax.tree.unflatten(
         treedef,
         [
