@@ -91,10 +91,10 @@ Owned<Fetcher> MakeFetcher(const Plan& plan, int num_workers, int window, double
   return Owned<Fetcher>(fetcher.release());
 }
 
-Array<uint64_t> DigestsOf(const ShardDirectory& directory,
-                          const std::vector<DigestRequest>& requests,
-                          const Array<uint64_t>& addresses, const Array<int64_t>& strides,
-                          const ShardLayouts& layouts, int num_threads) {
+Array<uint64_t> ShardDigestsOf(const ShardDirectory& directory,
+                               const std::vector<DigestRequest>& requests,
+                               const Array<uint64_t>& addresses, const Array<int64_t>& strides,
+                               const ShardLayouts& layouts, int num_threads) {
   std::vector<uint64_t> digests;
   WithoutGil([&] {
     return DigestsOfShards(requests, directory, SpanOf(addresses), SpanOf(strides), layouts,
@@ -169,7 +169,7 @@ void BindFetcher(py::module_& module) {
              return DigestRequest{leaf, box, Op(op), std::move(shape), std::move(ranges)};
            }),
            py::arg("leaf"), py::arg("box"), py::arg("op"), py::arg("shape"), py::arg("ranges"));
-  module.def("shard_digests", &DigestsOf, py::arg("directory"), py::arg("requests"),
+  module.def("shard_digests", &ShardDigestsOf, py::arg("directory"), py::arg("requests"),
              py::arg("addresses"), py::arg("strides"), py::arg("layouts"), py::arg("num_threads"));
   py::class_<Fetcher, Owned<Fetcher>>(module, "Fetcher")
       .def(py::init(&MakeFetcher), py::arg("plan"), py::arg("num_workers"), py::arg("window"),

@@ -164,6 +164,11 @@ def test_only_bindings_know_python():
             assert not knows, f"{path.name} includes {knows}"
 
 
+def test_module_is_made_of_all_bindings():
+    bindings = {path.name for path in CSRC.glob("py_*.cc")} - {"py_module.cc"}
+    assert set(re.findall(r'#include "(.*\.cc)"', (CSRC / "py_module.cc").read_text())) == bindings
+
+
 @pytest.mark.parametrize(
     "path",
     [*(PACKAGE / path for path in SOURCES), *sorted(CSRC.glob("*.cc")), *sorted(CSRC.glob("*.h"))],
