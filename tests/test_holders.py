@@ -1,6 +1,9 @@
 """Replicas that hold a version serve it to others, where the trainer can't."""
 
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from programs import Program, wait_for_file
 import tpu_sync_rl as tsr
 from tpu_sync_rl import rails
 from tpu_sync_rl.coordinator_process import CoordinatorProcess, start_coordinator
+from tpu_sync_rl.snapshot import Snapshot
+from tpu_sync_rl.transport import Exporter
 
 pytestmark = pytest.mark.end_to_end
 
@@ -93,6 +98,73 @@ def test_late_replica_reads_what_the_trainer_no_longer_has(trainer, taken, stagi
             oracle.assert_equal(update.params, SPECS, 3, OTHER)
         publish_and_delete(trainer, 4)
         oracle.assert_equal(early.sync_weights().params, SPECS, 4, SAMPLER)
+
+
+@pytest.mark.parametrize("staging", ["direct", "pinned_host"])
+def test_holder_starts_no_more_threads_for_many_versions_than_for_one(
+    trainer, staging, monkeypatch
+):
+    tsr.sync_weights(oracle.params(SPECS, TRAINER, 1), to=trainer, version=1)
+    started = []
+    start, init = threading.Thread.start, Exporter.__init__
+
+    def started_python(self):
+        started.append(self.name)
+        start(self)
+
+    def started_native(self, *arguments, **options):
+        started.append("exporter")
+        init(self, *arguments, **options)
+
+    monkeypatch.setattr(threading.Thread, "start", started_python)
+    monkeypatch.setattr(Exporter, "__init__", started_native)
+    with connect(trainer.coordinator, "early", staging=staging) as early:
+        for version in range(2, 7):
+            publish_and_delete(trainer, version)
+            early.sync_weights()
+            with connect(trainer.coordinator, f"late-{version}", OTHER) as late:
+                oracle.assert_equal(late.sync_weights().params, SPECS, version, OTHER)
+            serving = [started.count(f"tsr-{name}") for name in ("offers", "pins", "listener")]
+            assert [*serving, started.count("exporter")] == [1, 1, 1, 1]
+        early.close()
+    names = {thread.name for thread in threading.enumerate()}
+    assert "tsr-offers" not in names
+
+
+def test_holder_keeps_no_snapshot_of_what_nobody_reads(trainer, monkeypatch):
+    snapshots = []
+    init = Snapshot.__init__
+
+    def noted(self, *arguments, **options):
+        snapshots.append(weakref.ref(self))
+        init(self, *arguments, **options)
+
+    monkeypatch.setattr(Snapshot, "__init__", noted)
+    with connect(trainer.coordinator, "early", staging="pinned_host"):
+        publish_and_delete(trainer, 1)
+        with connect(trainer.coordinator, "late", OTHER) as late:
+            late.sync_weights()
+        assert len(snapshots) == 1
+        deadline = time.monotonic() + 20
+        while snapshots[0]() is not None:
+            assert time.monotonic() < deadline
+            gc.collect()
+
+
+def test_holder_serves_one_incarnation_after_another(coordinator):
+    with connect(coordinator.address, "early") as early:
+        for name in ("first", "second"):
+            trainer = tsr.connect_trainer(
+                coordinator=coordinator.address, host_coordinator=False, timeout=20, peer_timeout=2
+            )
+            with pytest.raises(KeyError, match=name), trainer:  # samplers wait for the next one
+                publish_and_delete(trainer, 1)
+                with connect(coordinator.address, f"late-{name}", OTHER) as late:
+                    update = late.sync_weights()
+                    assert update.incarnation == trainer.incarnation
+                    oracle.assert_equal(update.params, SPECS, 1, OTHER)
+                raise KeyError(name)
+            assert early.sync_weights().incarnation == trainer.incarnation
 
 
 def test_holder_of_two_processes_serves_from_both(trainer, tmp_path):

@@ -22,8 +22,11 @@ from tpu_sync_rl.trainer_messages import Pins, PinsKept
 _PIN_S = 10.0  # at most; the arrays are computed already
 
 
-class _Offered:
-    """One version that is served, as a trainer process serves it, at addresses of its own."""
+class _Server:
+    """Serves versions of one incarnation, as a trainer process does, at addresses of its own.
+
+    What it takes in threads and sockets is there from the first version on, whatever comes after.
+    """
 
     def __init__(
         self,
@@ -32,53 +35,64 @@ class _Offered:
         staging: Staging,
         coordinator: str,
         send: Callable[[Offer], None],
-        held: Held,
-        arrays: dict[str, Any],
+        incarnation: str,
     ) -> None:
+        """Starts nothing yet."""
+        self.incarnation = incarnation
+        self._options = options
+        self._staging = staging
+        self._coordinator = coordinator
+        self._send = send
+        self._listener: Listener | None = None
+        untraced = Trace(None, name="", process=0)
+        self._source = Source(
+            options, program, staging, untraced, self._answer, max_pinned=None, keeps_newest=False
+        )
+
+    def begin(self, version: int, arrays: dict[str, Any]) -> None:
         """Pins `arrays`, copies nothing on CPU, and listens.
 
         Raises:
             RuntimeError, SyncError, TypeError, ValueError: some of them can't be read, or there is
                 no socket or memory for that.
         """
-        self._held = held
-        self._send = send
-        untraced = Trace(None, name="", process=0)
-        self._source = Source(options, program, staging, untraced, self._answer)
         try:
-            self._source.pin(arrays, held.version, time.monotonic() + _PIN_S)
-            if self._source.is_staged and staging.max_host_nbytes is not None:
+            self._source.pin(arrays, version, time.monotonic() + _PIN_S)
+            if self._source.is_staged and self._staging.max_host_nbytes is not None:
                 raise ValueError("generations may fill max_host_nbytes, without a snapshot")
-            self._source.land(held.version)
-            self._listener = Listener(
-                options,
-                coordinator=coordinator,
-                incarnation=held.incarnation,
-                on_stream=self._source.add_connection,
-            )
+            self._source.land(version)
+            if self._listener is None:
+                self._listener = Listener(
+                    self._options,
+                    coordinator=self._coordinator,
+                    incarnation=self.incarnation,
+                    on_stream=self._source.add_connection,
+                )
         except BaseException:
-            self._source.close()
+            self.withdraw(version)
             raise
 
     def on_message(self, message: Serve) -> None:
         """Takes what the coordinator says; answers later, on another thread."""
         self._source.on_pins(Pins(message.held.version, message.sinks, message.ask))
 
-    def withdraw(self) -> None:
-        """Lets go of the arrays; whoever still reads them is cut off."""
-        self._source.let_go(self._held.version)
+    def withdraw(self, version: int) -> None:
+        """Lets go of the arrays of a version; whoever still reads them is cut off."""
+        self._source.let_go(version)
 
     def close(self) -> None:
         """Ends everything."""
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         self._source.close()
 
     def _answer(self, kept: PinsKept) -> None:
         manifest = self._source.manifest
-        assert manifest is not None
+        assert manifest is not None and self._listener is not None
+        held = Held(self.incarnation, kept.version)
         addresses = [Address(*address) for address in self._listener.addresses]
         secret = self._listener.ticket_secret
-        self._send(Offer(self._held, kept.ask, kept.kept, manifest.encoded, addresses, secret))
+        self._send(Offer(held, kept.ask, kept.kept, manifest.encoded, addresses, secret))
 
 
 class Offers:
@@ -109,12 +123,13 @@ class Offers:
             send: tells the coordinator.
         """
         self._agent = program.agent
-        self._serving = partial(_Offered, options, program, staging, coordinator, send)
+        self._new_server = partial(_Server, options, program, staging, coordinator, send)
         self._receiver = receiver
         self._taken: tuple[Held, list[weakref.ref[Any]]] | None = None
         self._send = send
+        self._server: _Server | None = None  # of the last incarnation that was asked for
         self._lock = threading.Lock()
-        self._offered: dict[Held, _Offered] = {}
+        self._offered: set[Held] = set()  # guarded by _lock; what the server has now
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         receiver.on_shortage = self.withdraw
@@ -138,10 +153,10 @@ class Offers:
     def withdraw(self) -> None:
         """Lets go of versions that only their readers still need: their memory is wanted."""
         with self._lock:
-            offered = list(self._offered.items())
-        for held, offer in offered:
+            offered = list(self._offered)
+        for held in offered:
             if self._find(held) is None:
-                offer.withdraw()
+                self._end(held)
 
     def close(self) -> None:
         """Ends everything."""
@@ -149,6 +164,8 @@ class Offers:
             self.end()
             self._commands.put(None)
             self._thread.join()
+        if self._server is not None:
+            self._server.close()
 
     def _run(self) -> None:
         while (command := self._commands.get()) is not None:
@@ -158,10 +175,10 @@ class Offers:
         held = message.held
         if message.ask and held not in self._offered:
             self._begin(held)
-        offered = self._offered.get(held)
-        if offered is not None and message.sinks:
-            offered.on_message(message)
-        elif offered is not None:
+        if held in self._offered and message.sinks:
+            assert self._server is not None
+            self._server.on_message(message)
+        elif held in self._offered:
             self._end(held)
         elif message.ask:
             self._send(Offer(held, message.ask, False))
@@ -183,17 +200,24 @@ class Offers:
         arrays = self._find(held)
         if arrays is None:
             return
+        if self._server is not None and self._server.incarnation != held.incarnation:
+            self._end_all()
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = self._new_server(held.incarnation)
         try:
-            offered = self._serving(held, arrays)
+            self._server.begin(held.version, arrays)
         except (RuntimeError, SyncError, TypeError, ValueError):  # donated meanwhile, for one
             return
         with self._lock:
-            self._offered[held] = offered
+            self._offered.add(held)
 
     def _end(self, held: Held) -> None:
         with self._lock:
-            offered = self._offered.pop(held)
-        offered.close()
+            self._offered.discard(held)
+        if self._server is not None and self._server.incarnation == held.incarnation:
+            self._server.withdraw(held.version)
 
     def _end_all(self) -> None:
         for held in list(self._offered):

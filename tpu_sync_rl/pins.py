@@ -1,4 +1,4 @@
-"""The versions that a trainer process keeps readable, let go leaf by leaf as samplers have them."""
+"""The versions that a process keeps readable, let go leaf by leaf as samplers have them."""
 
 import contextlib
 import threading
@@ -45,7 +45,14 @@ class PinnedVersions:
     All methods may be called from any thread.
     """
 
-    def __init__(self, exporter: Exporter, answer: Callable[[PinsKept], None]) -> None:
+    def __init__(
+        self, exporter: Exporter, answer: Callable[[PinsKept], None], keeps_newest: bool = True
+    ) -> None:
+        """Starts the thread, which calls `answer`.
+
+        With `keeps_newest` that version can be pinned again as long as it is alive.
+        """
+        self._keeps_newest = keeps_newest
         self._exporter = exporter
         self._answer = answer
         self._changed = threading.Condition()
@@ -113,7 +120,7 @@ class PinnedVersions:
         aliases.drop_all()
         with self._changed:
             newer = [] if self._newest is None else [self._newest[0]]
-            if version > max([*self._pinned, *newer], default=-1):
+            if self._keeps_newest and version > max([*self._pinned, *newer], default=-1):
                 self._newest = (version, aliases)
             self._changed.notify_all()
 

@@ -1,5 +1,6 @@
-"""A trainer process as a source: the params that it serves, version after version."""
+"""A process as a source: the params that it serves, version after version."""
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +25,7 @@ from tpu_sync_rl.transport import Exporter, Traffic
 
 
 class Source:
-    """What one trainer process serves; nothing before its first version.
+    """What a process of a trainer, or of a replica, serves; nothing before its first version.
 
     One thread at a time may `pin` and `land`, and one ask for `sent`; all else may be called from
     any thread.
@@ -44,8 +45,22 @@ class Source:
         staging: Staging,
         trace: Trace,
         answer: Callable[[PinsKept], None],
+        *,
+        max_pinned: int | None = MAX_PINNED,
+        keeps_newest: bool = True,
     ) -> None:
-        """Starts nothing; `answer` tells the coordinator what `on_pins` came to."""
+        """Starts nothing.
+
+        Args:
+            options: of the session.
+            program: that this process is of.
+            staging: how versions pass from devices to host memory.
+            trace: gets stages and chunks.
+            answer: tells the coordinator what `on_pins` came to.
+            max_pinned: most versions at once; None for any number.
+            keeps_newest: whether the newest one can be pinned again when it was let go, as far as
+                it is alive. A snapshot is kept alive for that.
+        """
         self.manifest: Manifest | None = None
         self.nbytes = 0
         self.is_staged = False
@@ -57,7 +72,8 @@ class Source:
         self._answer = answer
         self._resolver = AliasResolver(program, self._made)
         self._landing: tuple[Snapshot, list[jax.Array]] | None = None
-        self._max_pinned = MAX_PINNED
+        self._max_pinned = max_pinned or sys.maxsize
+        self._keeps_newest = keeps_newest
         self._exporter: Exporter | None = None
         self._pins: PinnedVersions | None = None
         self._copy_digests: CopyDigests | None = None
@@ -97,7 +113,7 @@ class Source:
                 peer_timeout_s=self._options.peer_timeout_s,
                 traced=self._trace.is_on,
             )
-            self._pins = PinnedVersions(self._exporter, self._answer)
+            self._pins = PinnedVersions(self._exporter, self._answer, self._keeps_newest)
         check_unchanged(self.manifest, aliases.manifest)
         assert self._pins is not None
         if not self._pins.wait_for_room(deadline, self._max_pinned):
@@ -181,5 +197,5 @@ class Source:
         self.is_staged = True
         limit = self._staging.max_host_nbytes
         fitting = num_fitting("a snapshot", shards.nbytes, "max_host_nbytes", limit, 1)
-        self._max_pinned = min(MAX_PINNED, fitting)
+        self._max_pinned = min(self._max_pinned, fitting)
         return Snapshot(manifest, shards, window_nbytes=self._staging.window_nbytes)
