@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "py_gil.h"
 #include "status.h"
 
 namespace tsr {
@@ -21,7 +22,7 @@ template <typename Call>
 void WithoutGil(Call call) {
   Status status;
   {
-    pybind11::gil_scoped_release release;
+    GilReleased released;
     status = call();
   }
   ThrowIfError(status);

@@ -11,6 +11,7 @@
 #include "local_copy.h"
 #include "py_arrays.h"
 #include "py_errors.h"
+#include "py_gil.h"
 #include "py_module.h"
 #include "shard_layout.h"
 
@@ -69,7 +70,7 @@ class ContiguousBuffer {
 
 uint32_t Crc32cOfBuffer(const py::object& exporter, uint32_t crc) {
   const ContiguousBuffer buffer(exporter);
-  py::gil_scoped_release release;
+  GilReleased released;
   return Crc32c(crc, buffer.data(), buffer.nbytes());
 }
 
@@ -115,7 +116,7 @@ void BindMemory(py::module_& module) {
           },
           py::arg("num_shards"), py::arg("layout") = py::none())
       .def("finish", [](LocalCopy& self) { WithoutGil([&] { return self.Finish(); }); })
-      .def("close", &LocalCopy::Close, py::call_guard<py::gil_scoped_release>());
+      .def("close", &LocalCopy::Close, py::call_guard<GilReleased>());
   module.def("digests", &DigestsOf, py::arg("addresses"), py::arg("itemsizes"), py::arg("ranks"),
              py::arg("shapes"), py::arg("ranges"), py::arg("strides"), py::arg("num_threads"));
   module.def("crc32c", &Crc32cOfBuffer, py::arg("buffer"), py::arg("crc") = 0);

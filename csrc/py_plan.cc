@@ -9,6 +9,7 @@
 #include "plan.h"
 #include "py_arrays.h"
 #include "py_errors.h"
+#include "py_gil.h"
 #include "py_module.h"
 
 namespace tsr {
@@ -92,7 +93,7 @@ RegionColumns ColumnsOf(const Plan& plan) {
 py::dict RegionsOf(const Plan& plan) {
   RegionColumns columns;
   {
-    py::gil_scoped_release release;
+    GilReleased released;
     columns = ColumnsOf(plan);
   }
   py::dict arrays;
@@ -111,7 +112,7 @@ py::bytes EncodeTable(const Plan& plan, size_t source_index) {
   if (source_index >= plan.sources.size()) throw py::index_error("no such source");
   std::string bytes;
   {
-    py::gil_scoped_release release;
+    GilReleased released;
     bytes = EncodeChunkTable(plan, source_index);
   }
   return py::bytes(bytes);

@@ -9,6 +9,7 @@
 #include "fetcher.h"
 #include "py_arrays.h"
 #include "py_errors.h"
+#include "py_gil.h"
 #include "py_module.h"
 
 namespace tsr {
@@ -20,7 +21,7 @@ namespace py = pybind11;
 struct ClosesWithoutGil {
   template <typename T>
   void operator()(T* closed) const {
-    py::gil_scoped_release release;
+    GilReleased released;
     delete closed;
   }
 };
@@ -141,12 +142,11 @@ void BindExporter(py::module_& module) {
             WithoutGil([&] { return self.DropLeaves(version, leaves); });
           },
           py::arg("version"), py::arg("leaves"))
-      .def("withdraw", &Exporter::Withdraw, py::arg("version"),
-           py::call_guard<py::gil_scoped_release>())
+      .def("withdraw", &Exporter::Withdraw, py::arg("version"), py::call_guard<GilReleased>())
       .def(
           "finished_leaves",
           [](const Exporter& self, uint64_t version, const std::vector<uint64_t>& sinks) {
-            py::gil_scoped_release release;
+            GilReleased released;
             return self.FinishedLeaves(version, sinks);
           },
           py::arg("version"), py::arg("sinks"))
@@ -159,7 +159,7 @@ void BindExporter(py::module_& module) {
           py::arg("fd"), py::arg("sink"), py::arg("rail"), py::arg("ring_fd") = -1)
       .def("stats", [](const Exporter& self) { return StatsOf(self.stats()); })
       .def("take_events", [](Exporter& self) { return TakeEvents(self.log()); })
-      .def("close", &Exporter::Close, py::call_guard<py::gil_scoped_release>());
+      .def("close", &Exporter::Close, py::call_guard<GilReleased>());
 }
 
 void BindFetcher(py::module_& module) {
@@ -202,17 +202,17 @@ void BindFetcher(py::module_& module) {
       .def(
           "take_finished",
           [](Fetcher& self, double timeout_s) {
-            py::gil_scoped_release release;
+            GilReleased released;
             return self.TakeFinished(Deadline::After(timeout_s));
           },
           py::arg("timeout_s"))
       .def("progress_nbytes", &Fetcher::ProgressNbytes)
       .def("fetch_seconds", &Fetcher::fetch_seconds)
       .def("lost_reasons", &LostReasons)
-      .def("end", &Fetcher::End, py::call_guard<py::gil_scoped_release>())
+      .def("end", &Fetcher::End, py::call_guard<GilReleased>())
       .def("stats", [](const Fetcher& self) { return StatsOf(self.stats()); })
       .def("take_events", [](Fetcher& self) { return TakeEvents(self.log()); })
-      .def("close", &Fetcher::Close, py::call_guard<py::gil_scoped_release>());
+      .def("close", &Fetcher::Close, py::call_guard<GilReleased>());
 }
 
 }  // namespace

@@ -16,11 +16,11 @@ FLOORS = (
     # words
     ("addresses", "job_token", "tls", "report"),
     ("metrics",),
-    ("errors",),
+    ("errors", "deadline"),
     (
         "maker_process",
         "at_exit",
-        "deadline",
+        "threads",
         "options",
         "authentication",
         "trace",

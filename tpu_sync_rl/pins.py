@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax
 from tpu_sync_rl.buffers import Aliases
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import VersionError
+from tpu_sync_rl.threads import start_thread
 from tpu_sync_rl.trainer_messages import Pins, PinsKept
 from tpu_sync_rl.transport import Exporter
 
@@ -23,7 +25,7 @@ def wait_until_computed(params: Any, deadline: float) -> bool:
     """Waits for the step that makes `params`; False when `deadline` passed first.
 
     Unlike JAX's own wait it can be interrupted. A step that failed, or a leaf that is deleted, ends
-    it too: whoever resolves the leaves finds out.
+    it too: whoever resolves the leaves finds out. SyncError where there is no thread left.
     """
     ended = threading.Event()
 
@@ -32,7 +34,7 @@ def wait_until_computed(params: Any, deadline: float) -> bool:
             jax.block_until_ready(params)
         ended.set()
 
-    threading.Thread(target=wait, name="tsr-computed", daemon=True).start()
+    start_thread("tsr-computed", wait, exit_waits_s=inf)
     # A moment at least, so that params that are there pass whatever the deadline.
     return ended.wait(max(_MOMENT_S, seconds_left(deadline)))
 

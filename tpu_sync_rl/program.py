@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.experimental import multihost_utils
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import PeerLostError, SyncTimeoutError
 from tpu_sync_rl.moving import moving
+from tpu_sync_rl.threads import start_thread
 
 _MOST_NBYTES = 4096
 _MOMENT_S = 0.5  # so that what process 0 failed in at its deadline is heard
@@ -66,6 +68,7 @@ def share(value: Any, deadline: float) -> Any:
         SyncTimeoutError: some process has not called it by then. The collective goes on, so this
             program can launch no other: later calls raise this at once.
         PeerLostError: JAX lost some process.
+        SyncError: the system has no thread left.
     """
     if jax.process_count() == 1:
         return value
@@ -84,7 +87,7 @@ def share(value: Any, deadline: float) -> Any:
             told.set_exception(error)
 
     # JAX's collectives know no deadline, and Ctrl-C does not end them.
-    threading.Thread(target=broadcast, name="tsr-share", daemon=True).start()
+    start_thread("tsr-share", broadcast, exit_waits_s=inf)
     try:
         return told.result(_MOMENT_S + seconds_left(deadline))
     except FutureTimeoutError:
