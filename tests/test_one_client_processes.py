@@ -51,6 +51,19 @@ result = sync_weights({"r": params["r"]}, to=NamedSharding(elsewhere, P("chip"))
 assert len(result.addressable_shards) == (4 if me == 0 else 0)
 assert (result.shape, result.dtype) == ((8, 8), np.float32)
 check(result)
+
+# Leaves that are replicated there, too, and of every rank.
+params = {"r": params["r"], "s": jax.device_put(np.float32(3), NamedSharding(mesh, P()))}
+result = sync_weights(params, to=NamedSharding(elsewhere, P()))
+assert len(result["s"].addressable_shards) == (4 if me == 0 else 0)
+assert result["s"].shape == ()
+check(result["r"])
+
+# What lies in one process alone comes to no other: no process says that it did.
+other = Mesh(np.array(jax.devices()[4:]), ("chip",))
+for key, leaf in result.items():
+    with pytest.raises(ValueError, match=f"'{key}': .*of process 1: use connect_trainer and"):
+        sync_weights({key: leaf}, to=NamedSharding(other, P()))
 """
 
 

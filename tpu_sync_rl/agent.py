@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from tpu_sync_rl.agent_arrays import from_data, held_elsewhere, to_data
+from tpu_sync_rl.agent_arrays import from_data, to_data
 from tpu_sync_rl.colocated import (
     Agent,
     answers,
@@ -21,6 +21,7 @@ from tpu_sync_rl.colocated import (
     asked_program,
 )
 from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.generation_layout import held_elsewhere
 from tpu_sync_rl.nics import find_nics
 from tpu_sync_rl.options import Options, Staging
 from tpu_sync_rl.pins import MAX_PINNED

@@ -49,11 +49,6 @@ def devices_of(sharding: Sharding) -> Devices:
     return tuple(sharding.device_set)
 
 
-def held_elsewhere(like: jax.ShapeDtypeStruct) -> jax.Array:
-    """The array that `like` describes, in a process that has none of its shards."""
-    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, [], dtype=like.dtype)
-
-
 def to_data(leaf: jax.Array) -> jax.Array:
     """A leaf as calls of agents take and return it: of PRNG keys their data. Copies nothing."""
     return jax.random.key_data(leaf) if is_prng_key(leaf) else leaf

@@ -22,8 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from tpu_sync_rl import errors, software
 from tpu_sync_rl.addresses import is_loopback
-from tpu_sync_rl.agent_arrays import Devices, held_elsewhere
+from tpu_sync_rl.agent_arrays import Devices
 from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.generation_layout import held_elsewhere
 from tpu_sync_rl.maker_process import MakerProcess
 from tpu_sync_rl.moving import moving
 from tpu_sync_rl.options import Options, check_choice

@@ -107,6 +107,13 @@ def placement(like: Any) -> Sharding | Format:
     return sharding if is_plain else Format(layout, sharding)
 
 
+def held_elsewhere(like: Any) -> jax.Array:
+    """The array that `like` describes, in a process that has none of its shards."""
+    placed = like.sharding
+    sharding: Any = placed.sharding if isinstance(placed, Format) else placed
+    return jax.make_array_from_single_device_arrays(like.shape, sharding, [], dtype=like.dtype)
+
+
 @lru_cache
 def key_impl(dtype: Any) -> Any:
     """What `jax.random.wrap_key_data` takes to make PRNG keys of `dtype`."""

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from tpu_sync_rl._native import HostMemory
-from tpu_sync_rl.generation_layout import GenerationLayout
+from tpu_sync_rl.generation_layout import GenerationLayout, held_elsewhere
 from tpu_sync_rl.maker_process import only_here
 from tpu_sync_rl.moving import moving
 
@@ -113,7 +113,9 @@ class Generation:
             return jax.random.wrap_key_data(jax.device_put(view), impl=leaf.key_impl)
 
         array: jax.Array
-        if leaf.device is None:
+        if not leaf.devices:  # of a replicated leaf JAX would ask for a part all the same
+            array = held_elsewhere(leaf)
+        elif leaf.device is None:
             # Its views are aliased as by device_put(may_alias=True), at a fifth of the cost.
             array = jax.make_array_from_callback(leaf.shape, leaf.sharding, part, dtype=leaf.dtype)
         else:

@@ -19,6 +19,7 @@ from tpu_sync_rl.generations import NUM_THREADS, ResultPool
 from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.manifest import Pair, Rename, Sides, match, renamed
 from tpu_sync_rl.plan import Plan, make_plan
+from tpu_sync_rl.program import Program
 from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
 from tpu_sync_rl.transport import shard_directory
 from tpu_sync_rl.tree import check_keyed, flatten
@@ -170,35 +171,58 @@ def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
     process = jax.process_index()
     source, sink, pairs, like = matched(params, to, rename, cast)
     likes, treedef = jax.tree.flatten(like)
+    plan = _reaching_plan(source, sink, pairs)
+    # A leaf that is none of this process's needs nothing here. Its own ones may lack what this one
+    # has, and all are to say so.
+    others = {
+        device.process_index
+        for x in likes
+        if not x.sharding.addressable_devices
+        for device in x.sharding.device_set
+    }
+    for other in sorted(others):
+        there = Program(other, jax.process_count())
+        _reaching_plan(*matched(params, to, rename, cast, there)[:3])
+    shards = LocalShards.of(source, process)
+    layout = GenerationLayout.of(sink, likes, process=process, commit=True)
+    return _Route(plan, source, shards, shard_directory(shards), layout, sink.order, treedef)
+
+
+def _reaching_plan(source: ShardTable, sink: ShardTable, pairs: list[Pair]) -> Plan:
+    """The plan of the process whose shards both tables have.
+
+    Raises:
+        ValueError: another process holds what it needs.
+    """
+    process = source.program.index
     try:
-        plan = make_plan(
+        return make_plan(
             source.manifest, sink.manifest, pairs, process=process, chunk_nbytes=_CHUNK_NBYTES
         )
     except PlanError as error:
         if jax.process_count() == 1:
             raise
         raise ValueError(
-            f"{error}; other processes hold what is missing, out of this one's reach: use "
-            "connect_trainer and connect_sampler"
+            f"{error}; other processes hold what is missing, out of reach of process {process}: "
+            "use connect_trainer and connect_sampler"
         ) from error
-    shards = LocalShards.of(source, process)
-    layout = GenerationLayout.of(sink, likes, process=process, commit=True)
-    return _Route(plan, source, shards, shard_directory(shards), layout, sink.order, treedef)
 
 
 def matched(
-    params: Any, to: Any, rename: Rename, cast: bool
+    params: Any, to: Any, rename: Rename, cast: bool, program: Program | None = None
 ) -> tuple[ShardTable, ShardTable, list[Pair], Any]:
     """Both ends, which leaf of the one becomes which of the other, and what results are like.
+
+    Both have the shards of one process: of `program`, or of this one.
 
     Raises:
         ValueError, TypeError: as `sync_weights` does.
     """
     keys, leaves, treedef = flatten(params, by_position=True)
-    source = shard_table(keys, leaves, wanted=False, one_client=True)
+    source = shard_table(keys, leaves, wanted=False, one_client=True, program=program)
     like = _likes(params, to, rename)
     keys, leaves, like_treedef = flatten(like, by_position=True)
-    sink = shard_table(keys, leaves, wanted=True, one_client=True)
+    sink = shard_table(keys, leaves, wanted=True, one_client=True, program=program)
     if treedef != like_treedef:  # else a position is one field, also where the nodes have no keys
         check_keyed(params)
         check_keyed(like)
