@@ -20,7 +20,7 @@ import tpu_sync_rl as tsr
 from tpu_sync_rl import rails
 from tpu_sync_rl.coordinator_process import CoordinatorProcess, start_coordinator
 from tpu_sync_rl.snapshot import Snapshot
-from tpu_sync_rl.transport import Exporter
+from tpu_sync_rl.transport import Exporter, Fetcher
 
 pytestmark = pytest.mark.end_to_end
 
@@ -129,6 +129,42 @@ def test_holder_starts_no_more_threads_for_many_versions_than_for_one(
         early.close()
     names = {thread.name for thread in threading.enumerate()}
     assert "tsr-offers" not in names
+
+
+def test_sampler_has_one_fetcher_at_a_time_whomever_it_reads_from(trainer, monkeypatch):
+    made, is_open = [], []
+    init, close, begin_digests = Fetcher.__init__, Fetcher.close, Fetcher.begin_digests
+
+    def noted(self, *arguments, **options):
+        if options["verify"] == "full":
+            assert not is_open
+            made.append(self)
+            is_open.append(self)
+        init(self, *arguments, **options)
+
+    def closed(self):
+        close(self)
+        if self in is_open:
+            is_open.remove(self)
+
+    def failing(self, version, requests):
+        if len(made) == 1 and not failed:
+            failed.append(version)
+            raise tsr.PeerLostError("no digest comes")
+        begin_digests(self, version, requests)
+
+    failed = []
+    monkeypatch.setattr(Fetcher, "__init__", noted)
+    monkeypatch.setattr(Fetcher, "close", closed)
+    monkeypatch.setattr(Fetcher, "begin_digests", failing)
+    with connect(trainer.coordinator, "early"):
+        publish_and_delete(trainer, 1)
+        with connect(trainer.coordinator, "late", OTHER, verify="full") as late:
+            oracle.assert_equal(late.sync_weights().params, SPECS, 1, OTHER)
+            assert (failed, len(made)) == ([1], 1)  # the holder was read from twice
+            publish_and_delete(trainer, 2)
+            oracle.assert_equal(late.sync_weights().params, SPECS, 2, OTHER)
+            assert len(made) == 2 and is_open == made[1:]
 
 
 def test_holder_keeps_no_snapshot_of_what_nobody_reads(trainer, monkeypatch):

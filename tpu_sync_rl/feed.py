@@ -13,8 +13,8 @@ class Feed:
 
     Attributes:
         name: of the program that is read from, for people.
-        trainer: the incarnation whose versions come.
-        sink: under which the other program's processes know this one.
+        reads_from: the incarnation whose versions come, the replica that serves them if it is one,
+            and the sink as which their processes know this one.
         plan: what is read from which of them.
         fetcher, dialler: read, and open streams.
         verification: with verify="full".
@@ -25,15 +25,14 @@ class Feed:
         options: Options,
         plan: Plan,
         trainer: TrainerUp,
-        holder: Holder | None = None,
-        *,
+        holder: Holder | None,
         sink: int,
+        *,
         traced: bool,
     ) -> None:
         """Opens no stream yet."""
         self.name = "the trainer" if holder is None else f"replica {holder.replica!r}"
-        self.trainer = trainer
-        self.sink = sink
+        self.reads_from = (trainer, holder, sink)
         self.plan = plan
         self.fetcher = Fetcher(
             plan.native,

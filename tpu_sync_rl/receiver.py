@@ -14,7 +14,7 @@ from tpu_sync_rl.errors import CorruptionError, PeerLostError, SyncError, Versio
 from tpu_sync_rl.feed import Feed
 from tpu_sync_rl.generations import Generation, GenerationPool
 from tpu_sync_rl.manifest import Manifest, Rename
-from tpu_sync_rl.messages import Held, Holder, Message, Promise, TrainerUp
+from tpu_sync_rl.messages import Held, Message, Promise, TrainerUp
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.plan import Plan
 from tpu_sync_rl.planner import Planner
@@ -84,7 +84,8 @@ class Receiver:
         self._lacks_memory = False
         self._moved: Received | None = None  # every byte is here, but its digests are not yet
         self._closed = False
-        self._source: Feed | None = None
+        self._trainer: tuple[TrainerUp, Plan] | None = None  # the one that it has met, if it fits
+        self._feed: Feed | None = None  # one at a time, so that its threads are all there are
         self._planned_s = 0.0  # until a version came of it
         pool.when_free(partial(self._commands.put, _Freed()))
         self._plans: dict[str, tuple[Plan | None, str]] = {}  # digest -> plan, or differences
@@ -93,11 +94,11 @@ class Receiver:
 
     def trainer_keys(self, incarnation: str) -> list[str] | None:
         """What the trainer calls the leaves, in the manifest's order; None of one not known."""
-        source = self._source
-        if source is None or source.trainer.incarnation != incarnation:
+        known = self._trainer
+        if known is None or known[0].incarnation != incarnation:
             return None
-        theirs = source.plan.source.leaves
-        return [theirs[pair.source_leaf].key for pair in source.plan.pairs]
+        plan = known[1]
+        return [plan.source.leaves[pair.source_leaf].key for pair in plan.pairs]
 
     def explained(self, text: str) -> str:
         """`text` on why a call got nothing, and what only this process knows of it."""
@@ -138,8 +139,7 @@ class Receiver:
         while (message := self._commands.get()) is not None and not self._closed:
             while not self._obeys(message) and not self._is_outdated(message):
                 time.sleep(_PAUSE_S)
-        if self._source is not None:
-            self._source.close()
+        self._close_feed()
 
     def _obeys(self, message: "TrainerUp | Fetch | _Freed") -> bool:
         """Does what is said; False where that failed, and may be tried again."""
@@ -174,11 +174,9 @@ class Receiver:
     # --- a trainer
 
     def _meet(self, trainer: TrainerUp) -> None:
-        source = self._source
-        if source is None or (source.trainer, source.sink) != (trainer, self.sink):
-            if source is not None:
-                source.close()
-                self._source = None
+        if self._trainer is None or self._trainer[0] != trainer:
+            self._close_feed()
+            self._trainer = None
             if trainer.digest not in self._plans:
                 began = time.monotonic()
                 self._plans[trainer.digest] = self._planner.of_trainer(trainer.manifest)
@@ -187,11 +185,30 @@ class Receiver:
             if plan is None:
                 self._send(Refuse(trainer.digest, differences))
                 return
-            self._source = self._feed(plan, trainer)
+            self._trainer = trainer, plan
         self._send(Admit(trainer.digest))
 
-    def _feed(self, plan: Plan, trainer: TrainerUp, holder: Holder | None = None) -> Feed:
-        return Feed(self._options, plan, trainer, holder, sink=self.sink, traced=self._trace.is_on)
+    def _opened(self, trainer: TrainerUp, plan: Plan, fetch: Fetch) -> Feed:
+        """The feed that `fetch` asks for: the one that is open, or another in its place."""
+        reads_from = (trainer, fetch.holder, self.sink)
+        if self._feed is not None and self._feed.reads_from == reads_from:
+            return self._feed
+        if fetch.holder is not None:
+            of_holder, differences = self._planner.of_holder(fetch.holder, plan.source)
+            if of_holder is None:
+                name = f"replica {fetch.holder.replica!r}"
+                raise VersionError(
+                    f"{name} has version {fetch.held.version} changed: {differences}"
+                )
+            plan = of_holder
+        self._close_feed()
+        self._feed = Feed(self._options, plan, *reads_from, traced=self._trace.is_on)
+        return self._feed
+
+    def _close_feed(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
 
     # --- a version
 
@@ -216,19 +233,10 @@ class Receiver:
         self._send(Prepared(held, received.stats))
 
     def _fetch(self, fetch: Fetch, began: float) -> Received:
-        held, source = fetch.held, self._source
-        if source is None or source.trainer.incarnation != held.incarnation:
-            raise PeerLostError(f"version {held.version} belongs to a trainer that is not known")
-        if fetch.holder is None:
-            return self._fetch_from(source, fetch, began)
-        plan, differences = self._planner.of_holder(fetch.holder, source.plan.source)
-        if plan is None:
-            name = f"replica {fetch.holder.replica!r}"
-            raise VersionError(f"{name} has version {held.version} changed: {differences}")
-        with contextlib.closing(self._feed(plan, source.trainer, fetch.holder)) as feed:
-            return self._fetch_from(feed, fetch, began)
-
-    def _fetch_from(self, source: Feed, fetch: Fetch, began: float) -> Received:
+        if self._trainer is None or self._trainer[0].incarnation != fetch.held.incarnation:
+            version = fetch.held.version
+            raise PeerLostError(f"version {version} belongs to a trainer that is not known")
+        source = self._opened(*self._trainer, fetch)
         moved = self._moved or self._move(source, fetch, began)
         if source.verification is None:
             return moved
