@@ -42,6 +42,7 @@ from tpu_sync_rl.sampler_messages import (
 )
 from tpu_sync_rl.trainer_messages import (
     Announced,
+    EpochRaised,
     JoinTrainer,
     Live,
     Pins,
@@ -188,6 +189,8 @@ class Trainer(Process):
                         sampler.give_up((self.name, message.version))
             case Live():
                 self.live = message.replicas
+            case EpochRaised():
+                self.epoch = message.epoch
             case TrainerJoined():
                 self.epoch = message.epoch
                 self.model.prompt.append((self, message))
@@ -238,6 +241,8 @@ class Sampler(Process):
         self.source = ""  # the replica that it is read from; "" for the trainer
         self.serving: set[Held] = set()
         self.current: Held | None = None
+        self.epoch = 0  # of `current`
+        self.epochs: dict[str, int] = {}  # of incarnations
         self.history: set[Held] = set()  # all that was current
         self.outcomes: dict[int, SamplerOutcome] = {}
         self.returned: dict[int, Held | str] = {}
@@ -257,6 +262,7 @@ class Sampler(Process):
                 call=self.next_call,
                 outcomes=[o for call, o in self.outcomes.items() if call >= self.taken],
                 fleet_commit=self.fleet_commit,
+                epochs=self.epochs,
             )
         )
 
@@ -274,7 +280,11 @@ class Sampler(Process):
         if held is not None:
             assert held in self.prepared, "what is returned is held by every process"
             assert self.current is None or age(self.current) < age(held), "versions grow"
-            self.current = held
+            epoch = decided.outcome.epoch
+            last = (-1, -1) if self.current is None else (self.epoch, self.current.version)
+            assert last < (epoch, held.version), "(epoch, version) grows"
+            self.current, self.epoch = held, epoch
+            self.epochs[held.incarnation] = epoch
             self.history.add(held)
             self.prepared = self.prepared[self.prepared.index(held) + 1 :]
         self.returned[self.next_call] = held or decided.outcome.error
@@ -333,6 +343,7 @@ class Sampler(Process):
     def answer(self, message: Message) -> None:
         match message:
             case TrainerUp():
+                self.epochs[message.incarnation] = message.epoch
                 self.say(Admit(message.digest))
             case SamplerJoined():
                 self.sink = message.sink
@@ -390,6 +401,7 @@ class Model:
             "lease" (that much time passes).
         commit, on_straggler: the trainer's options.
         publish_s: how long a publish call may take.
+        clock_is_late: the clock of each coordinator says less than that of the one before.
     """
 
     def __init__(
@@ -402,7 +414,10 @@ class Model:
         commit: Commit = "replica",
         on_straggler: OnStraggler = "wait",
         publish_s: float = 1000.0,
+        clock_is_late: bool = False,
     ) -> None:
+        self.clock_ms = 1000
+        self.clock_is_late = clock_is_late
         self.commit: Commit = commit
         self.on_straggler: OnStraggler = on_straggler
         self.publish_s = publish_s
@@ -425,7 +440,11 @@ class Model:
         self._settle()
 
     def _new_job(self) -> Job:
-        return Job("policy", PATIENCE_S, self._new_sink)
+        self.clock_ms += -100 if self.clock_is_late else 100
+        return Job("policy", PATIENCE_S, self._new_sink, self._clock_ms)
+
+    def _clock_ms(self) -> int:
+        return self.clock_ms
 
     def _new_sink(self) -> int:
         return 100 + self.processes.index(self.joining) if hasattr(self, "processes") else 99
@@ -688,6 +707,7 @@ def walk(rng: random.Random) -> list[Step]:
         budget=budget | {"publish": rng.choice((2, 4)), "enter": rng.choice((2, 5))},
         commit=rng.choice(("fleet", "replica")),
         on_straggler=rng.choice(("wait", "drop")),
+        clock_is_late=budget["crash"] == 0 and rng.random() < 0.5,
     )
     path: list[Step] = []
     try:

@@ -36,11 +36,12 @@ class World:
         self.commit = commit
         self.on_straggler = on_straggler
         self.now = 0.0
+        self.clock_ms = 0
         self._sinks = iter(range(100, 10**6))
         self.job = self.new_job()
 
     def new_job(self) -> Job:
-        return Job("policy", PATIENCE_S, lambda: next(self._sinks))
+        return Job("policy", PATIENCE_S, lambda: next(self._sinks), lambda: self.clock_ms)
 
     def restart(self) -> None:
         """Another coordinator, which knows nothing; streams are to be opened again."""

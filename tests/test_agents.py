@@ -70,6 +70,7 @@ def test_every_byte_of_every_version_arrives(agents):
             update = sampler.sync_weights()
             assert update.version == version == report.version
             assert update.incarnation == trainer.incarnation == report.incarnation
+            assert update.epoch == report.epoch == update.report.epoch > 0
             assert sampler.current is update and sampler.latest_version == version
             assert report.replicas == {"sampler-0": version}
             assert report.agent == agents[0].replace("auto", "process")
@@ -258,12 +259,14 @@ def test_trainer_that_fails_leaves_the_job_to_the_next(pool):
                 tsr.connect_trainer(timeout=20, **joined) as first,
             ):
                 tsr.sync_weights(params(1), to=first)
-                assert sampler.sync_weights().version == 1
+                former = sampler.sync_weights()
+                assert former.version == 1
                 raise ZeroDivisionError
             with tsr.connect_trainer(timeout=20, **joined) as second:
                 tsr.sync_weights(params(2), to=second, version=0)
                 update = sampler.sync_weights()
                 assert (update.incarnation, update.version) == (second.incarnation, 0)
+                assert update.epoch > former.epoch
 
 
 def test_waits_end_at_their_deadline_and_the_next_call_goes_on(trainer):

@@ -51,6 +51,7 @@ def test_sampler_keeps_params_when_trainer_dies_and_takes_its_successor(tmp_path
             with Program("idle_trainer", devices=4, address=address, version=3, **files):
                 later = sampler.sync_weights()
                 assert later.version == 3 and later.incarnation != update.incarnation
+                assert later.epoch > update.epoch
                 oracle.assert_equal(later.params, SPECS, 3, SAMPLER)
         oracle.assert_equal(update.params, SPECS, 8, SAMPLER)
 

@@ -47,15 +47,19 @@ def kill_coordinator(trainer: tsr.TrainerSession) -> None:
 
 def test_everything_goes_on_when_the_coordinator_dies(trainer: tsr.TrainerSession) -> None:
     address = trainer.coordinator
+    epochs = set()
     with connect(address, "a") as a, connect(address, "b") as b:
         for version in (1, 2, 3):
             report = publish(trainer, version)
+            epochs.add(report.epoch)
             assert dict(report.replicas) == {"a": version, "b": version} and not report.lost
             kill_coordinator(trainer)
             for sampler in (a, b):
                 update = sampler.sync_weights()
                 assert update.version == version
+                epochs |= {update.epoch, update.report.epoch}
                 oracle.assert_equal(update.params, SPECS, version, SAMPLER)
+    assert len(epochs) == 1
 
 
 def test_call_that_is_open_when_the_coordinator_dies_counts_the_replicas_from_before(

@@ -68,7 +68,7 @@ def test_late_replica_is_told_where_a_holder_serves_and_how_to_prove_itself(worl
         ]
     prepare(reader, 1)
     reader[0].take(0)
-    assert reader[0].last(SamplerOutcome).outcome == Outcome("", "", VERSION)
+    assert reader[0].last(SamplerOutcome).outcome == Outcome("", "", VERSION, epoch=1)
     assert holder[0].last(Serve) == Serve(VERSION, [], 0)
 
 

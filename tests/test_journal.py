@@ -94,7 +94,7 @@ def test_what_a_sampler_says_is_logged(log, message, level, text):
 @pytest.mark.parametrize(
     ("message", "level", "text"),
     [
-        (TrainerUp("life", "d", b"", [[]], [b""]), "INFO", "incarnation life, processes: 1"),
+        (TrainerUp("life", 1, "d", b"", [[]], [b""]), "INFO", "incarnation life, processes: 1"),
         (Abandon(HELD), "WARNING", "version 7: is not received any further"),
         (
             JobEnded(3, "the trainer has closed"),

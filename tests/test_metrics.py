@@ -22,7 +22,7 @@ def registry():
 
 def report(version=1, replicas=None):
     rails = {"a-b": RailReport(nbytes=8, num_retries=2, num_lost=1)}
-    return Report(version, "life", 8, 8, {"wire": 0.5}, rails, replicas or {"s": version})
+    return Report(version, "life", 1, 8, 8, {"wire": 0.5}, rails, replicas or {"s": version})
 
 
 def test_metrics_follow_what_two_sessions_do(registry):

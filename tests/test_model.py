@@ -30,6 +30,12 @@ SMALL = {
         "budget": {"publish": 1, "enter": 2, "replace": 1},
         "commit": "fleet",
     },
+    "the same, whose clock is late": {
+        "replicas": {"a": 1},
+        "budget": {"publish": 1, "enter": 2, "replace": 1},
+        "commit": "fleet",
+        "clock_is_late": True,
+    },
     "trainer dies in the middle of a round": {
         "replicas": PAIR,
         "budget": ONE | {"orphan": 1, "fail": 1},
@@ -91,6 +97,12 @@ WIDE = {
         "replicas": PAIR,
         "budget": ONE | {"replace": 1},
         "commit": "fleet",
+    },
+    "the same, whose clock is late, one of them late": {
+        "replicas": PAIR,
+        "late": ("b",),
+        "budget": ONE | {"replace": 1},
+        "clock_is_late": True,
     },
     "coordinator dies twice": {
         "replicas": PAIR,

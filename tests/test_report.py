@@ -9,6 +9,7 @@ RAIL = RailReport(nbytes=2_000_000, seconds=0.25, num_retries=3, num_lost=2, lin
 OWN = Report(
     version=3,
     incarnation="ab12",
+    epoch=2,
     nbytes=1_000_000,
     wire_nbytes=500_000,
     seconds={"wire": 0.2},
@@ -30,6 +31,7 @@ REPORT = replace(
 def test_is_plain_json():
     assert json.loads(json.dumps(REPORT.to_dict())) == REPORT.to_dict()
     assert REPORT.to_dict()["local"]["wire_nbytes"] == 500_000
+    assert (REPORT.to_dict()["epoch"], REPORT.to_dict()["version"]) == (2, 3)
     assert REPORT.to_dict()["rails"]["lo-lo"] == {
         "nbytes": 2_000_000,
         "seconds": 0.25,
@@ -68,7 +70,7 @@ def test_bytes_are_shown_in_the_unit_that_fits(nbytes, text):
 
 def test_prints_a_table_without_empty_rows():
     lines = str(REPORT).splitlines()
-    assert lines[0] == "version      3 of incarnation ab12"
+    assert lines[0] == "version      3 of incarnation ab12, epoch 2"
     assert "2.000 MB at 4.000 MB/s" in lines[2]
     assert "program      wire 0.2500 s, total 0.5000 s" in lines
     assert "this process wire 0.2000 s" in lines

@@ -63,6 +63,7 @@ def test_every_byte_of_every_version_arrives(trainer, pool):
             update = sampler.sync_weights()
             assert update.version == version == report.version
             assert update.incarnation == trainer.incarnation == report.incarnation
+            assert update.epoch == report.epoch == update.report.epoch > 0
             assert sampler.current is update and sampler.latest_version == version
             assert report.replicas == {"sampler-0": version}
             oracle.assert_equal(update.params, SPECS, version, SAMPLER)

@@ -265,6 +265,7 @@ class SamplerAgent(SessionAgent[SamplerSession]):
             return {
                 "version": update.version,
                 "incarnation": update.incarnation,
+                "epoch": update.epoch,
                 "report": update.report.to_dict(),
             }
 

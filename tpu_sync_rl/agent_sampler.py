@@ -136,6 +136,7 @@ class AgentSamplerSession(SamplerSession):
         self._current = Update(
             found["version"],
             found["incarnation"],
+            found["epoch"],
             jax.tree.unflatten(self._treedef, params),
             msgspec.convert(found["report"], Report),
         )

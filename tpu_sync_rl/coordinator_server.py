@@ -15,6 +15,7 @@ import msgspec
 
 from tpu_sync_rl import authentication, software
 from tpu_sync_rl.addresses import join_address
+from tpu_sync_rl.epochs import unix_ms
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.job import Job
@@ -110,7 +111,8 @@ class CoordinatorServer:
             greeting.software,
         )
         job = self._jobs.setdefault(
-            greeting.job, Job(greeting.job, patience_s=self._peer_timeout_s)
+            greeting.job,
+            Job(greeting.job, patience_s=self._peer_timeout_s, clock_ms=unix_ms),
         )
         log = SessionLog(greeting.job, _replica(greeting), greeting.process_index)
         log.info("joined")

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from tpu_sync_rl import authentication
+from tpu_sync_rl.epochs import Epochs
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.fleet import Fleet, Round
 from tpu_sync_rl.inheritance import Inheritance
@@ -39,12 +40,12 @@ class Incarnation(Program):
     """
 
     def __init__(
-        self, first: JoinTrainer, epoch: int, fleet: Fleet, patience_s: float, now: float
+        self, first: JoinTrainer, epochs: Epochs, fleet: Fleet, patience_s: float, now: float
     ) -> None:
         super().__init__(first.incarnation, first.process_count)
         self.digest = ""
         self.newest: Held | None = None
-        self._epoch = epoch
+        self._epochs = epochs
         self._fleet = fleet
         self._decides_together = first.commit == "fleet"
         self._drop = first.on_straggler == "drop"
@@ -72,7 +73,7 @@ class Incarnation(Program):
                     raise SyncError(f"the trainer's processes disagree: {text}")
         self.connect(member, now)
         self._joins[process] = message
-        member.send(TrainerJoined(self._epoch))
+        member.send(TrainerJoined(self.epoch))
         if not self.digest and message.manifest is not None:
             self.digest, self._manifest = message.digest, message.manifest
         if self._inheritance.is_settled:
@@ -94,6 +95,11 @@ class Incarnation(Program):
                 self._inheritance.versions.add(version)
 
     @property
+    def epoch(self) -> int:
+        """Which of the job's incarnations it is."""
+        return self._epochs.of(self.name)
+
+    @property
     def is_known(self) -> bool:
         """Whether there is a manifest, and every process has said where it serves."""
         return bool(self.digest) and len(self._joins) == self.process_count
@@ -105,7 +111,7 @@ class Incarnation(Program):
         joins = [self._joins[process] for process in range(self.process_count)]
         sources = [join.addresses for join in joins]
         tickets = [authentication.ticket(join.ticket_secret, sink) for join in joins]
-        return TrainerUp(self.name, self.digest, self._manifest, sources, tickets)
+        return TrainerUp(self.name, self.epoch, self.digest, self._manifest, sources, tickets)
 
     def announced(self) -> str:
         """How far its versions are, for the text of a timeout."""
@@ -175,7 +181,7 @@ class Incarnation(Program):
                 text = f"version {call.held.version} is withdrawn: {call.round.why_aborted}"
                 self._decide(call, Outcome("SyncTimeoutError", text, None), replicas, now)
             elif call.observe(drop=self._drop):
-                self._decide(call, Outcome("", "", call.held), replicas, now)
+                self._decide(call, Outcome("", "", call.held, self.epoch), replicas, now)
             elif call.expired(now):
                 text = f"version {call.held.version} stays announced, but {call.lacking()}"
                 self._decide(call, Outcome("SyncTimeoutError", text, call.held), replicas, now)

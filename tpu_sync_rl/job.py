@@ -4,8 +4,9 @@ Pure and synchronous: messages and the time come in, messages go out through `Me
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from tpu_sync_rl.epochs import Epochs
 from tpu_sync_rl.errors import SyncError, VersionError
 from tpu_sync_rl.fleet import Fleet
 from tpu_sync_rl.incarnation import Incarnation
@@ -28,6 +29,7 @@ from tpu_sync_rl.sampler_messages import (
 )
 from tpu_sync_rl.trainer_messages import (
     CloseJob,
+    EpochRaised,
     GiveUp,
     JobClosed,
     JoinTrainer,
@@ -45,6 +47,10 @@ def _new_sink() -> int:
     return secrets.randbits(62) + 1
 
 
+def _no_clock() -> int:
+    return 0
+
+
 def _check_process(member: Member, join: JoinTrainer | JoinSampler) -> None:
     process, num_processes = member.process_index, join.process_count
     if not 0 <= process < num_processes <= MAX_PROCESSES:
@@ -59,21 +65,25 @@ class Job:
         name: of the job.
         patience_s: for how long a lost process may come back before calls fail for it.
         new_sink: draws the id of a sampler process.
+        clock_ms: what an epoch is at least; see `Epochs`.
     """
 
     def __init__(
-        self, name: str, patience_s: float, new_sink: Callable[[], int] = _new_sink
+        self,
+        name: str,
+        patience_s: float,
+        new_sink: Callable[[], int] = _new_sink,
+        clock_ms: Callable[[], int] = _no_clock,
     ) -> None:
         self._name = name
         self._patience_s = patience_s
         self._new_sink = new_sink
-        self._epoch = 0
+        self._epochs = Epochs(clock_ms)
         self._trainer: Incarnation | None = None
         self._fleet = Fleet(patience_s)
         self._closed = ""  # the incarnation that ended the job last
         self._goodbye = ""  # what its samplers are told
         self._introduced = ""  # the incarnation that samplers know
-        self._seen: set[str] = set()  # all incarnations, the present one too
         self._replicas: dict[str, Replica] = {}
         self._fenced: set[tuple[str, str]] = set()  # former lives of replicas
 
@@ -180,12 +190,16 @@ class Job:
         if member.role != "trainer" or member.name != join.incarnation:
             raise SyncError(f"{member.role} {member.name!r} joins as trainer {join.incarnation!r}")
         if join.incarnation == self._closed:
-            member.send(TrainerJoined(self._epoch))
+            member.send(TrainerJoined(self._epochs.of(join.incarnation)))
             member.send(JobClosed())
             return
+        if join.epoch:
+            self._learn({join.incarnation: join.epoch}, now)
         trainer = self._trainer
         if trainer is None or trainer.name != join.incarnation:
-            if join.incarnation in self._seen or 0 < join.epoch <= self._epoch:
+            if not self._epochs.of(join.incarnation):
+                self._epochs.begin(join.incarnation)
+            elif self._epochs.is_outdated(join.incarnation):
                 raise VersionError(self._fencing())
             self._replace_trainer(join, now)
             trainer = self._trainer
@@ -194,18 +208,33 @@ class Job:
         trainer.join(member, join, now)
 
     def _replace_trainer(self, join: JoinTrainer, now: float) -> None:
+        self._fence_trainer(now)
+        self._trainer = Incarnation(join, self._epochs, self._fleet, self._patience_s, now)
+        if join.epoch:
+            self._fleet.expect(now)
+        for replica in self._taking_part():
+            replica.ask_again()
+
+    def _fence_trainer(self, now: float) -> None:
         if self._trainer is not None:
             self._trainer.fence(self._fencing(), now)
             self._fleet.abort(
                 "a newer incarnation of the trainer has taken over", self._taking_part()
             )
-        self._epoch = max(self._epoch + 1, join.epoch)
-        self._seen.add(join.incarnation)
-        self._trainer = Incarnation(join, self._epoch, self._fleet, self._patience_s, now)
-        if join.epoch:
-            self._fleet.expect(now)
-        for replica in self._taking_part():
-            replica.ask_again()
+            self._trainer = None
+
+    def _learn(self, epochs: Mapping[str, int], now: float) -> None:
+        """Takes what a process that joins knows of incarnations, the present one or others."""
+        trainer = self._trainer
+        former = 0 if trainer is None else trainer.epoch
+        for incarnation, epoch in epochs.items():
+            self._epochs.learn(incarnation, epoch)
+        if trainer is None:
+            return
+        if self._epochs.is_outdated(trainer.name):
+            self._fence_trainer(now)
+        elif trainer.epoch != former:
+            trainer.broadcast(EpochRaised(trainer.epoch))
 
     def _fencing(self) -> str:
         return f"a newer incarnation of the trainer has taken over job {self._name!r}"
@@ -223,8 +252,9 @@ class Job:
             if replica is not None:
                 self._fenced.add((replica.name, replica.life))
                 replica.fence(text, now)
-            replica = Replica(member.name, join, self._patience_s)
+            replica = Replica(member.name, join, self._patience_s, self._epochs.of)
             self._replicas[member.name] = replica
+        self._learn(join.epochs, now)
         self._admit(replica, member, join.process_count, now)
         process = member.process_index
         sink = join.sink or replica.sinks.get(process) or self._new_sink()

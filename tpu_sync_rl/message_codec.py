@@ -34,6 +34,7 @@ from tpu_sync_rl.sampler_messages import (
 from tpu_sync_rl.trainer_messages import (
     Announced,
     CloseJob,
+    EpochRaised,
     GiveUp,
     JobClosed,
     JoinTrainer,
@@ -77,6 +78,7 @@ FromCoordinator = (
     | Refused
     | JobStatus
     | TrainerJoined
+    | EpochRaised
     | Announced
     | LeafDigestsWanted
     | Pins

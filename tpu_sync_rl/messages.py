@@ -7,14 +7,19 @@ stream is opened again by the client, whose join then carries what it holds, so 
 needs no disk. Around such a break a message may come twice: each side takes the second one for the
 first.
 
-Versions are ints within an *incarnation* (a random hex id). A *sink* is the id that the coordinator
+Versions are ints within an *incarnation* (a random hex id), and epochs (see `epochs`) are ints that
+grow from each incarnation to the next. A *sink* is the id that the coordinator
 gives to one sampler process for one connection of its session; it names chunk tables and pins.
 """
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from tpu_sync_rl.process_stats import ProcessStats
 from tpu_sync_rl.report import UNKNOWN_LINE, Line
+
+Epoch = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -65,11 +70,13 @@ class Outcome(Struct, frozen=True):
 
     `error` is the name of a class of `errors` ("" for success, "Nothing" for a sampler's call that
     found nothing), `text` its message; `held` what was taken, or published and stays announced.
+    `epoch` is that of `held.incarnation` when the call succeeded.
     """
 
     error: str
     text: str
     held: Held | None
+    epoch: Epoch = 0
 
 
 # --- whatever the role
@@ -96,6 +103,7 @@ class TrainerUp(Message, frozen=True):
     """
 
     incarnation: str
+    epoch: Epoch
     digest: str
     manifest: bytes
     sources: list[list[Address]]

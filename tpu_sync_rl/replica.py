@@ -1,6 +1,6 @@
 """One replica as the coordinator sees it: its verdict on the manifest, its transfer, its calls."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tpu_sync_rl.call_log import CallLog
 from tpu_sync_rl.members import Member, Program
@@ -41,6 +41,12 @@ def _follows(held: Held, received: Held | None) -> bool:
 class Replica(Program):
     """One life of a sampler program.
 
+    Args:
+        name: of the replica.
+        first: the first join of a process of this life.
+        patience_s: for how long a lost process may come back before calls fail for it.
+        epoch_of: the epoch of an incarnation.
+
     Attributes:
         life: its id, drawn by the program.
         sinks: per process, the id that pins and chunk tables know it by.
@@ -55,7 +61,9 @@ class Replica(Program):
         calls: those of its program, and what was decided on them.
     """
 
-    def __init__(self, name: str, first: JoinSampler, patience_s: float) -> None:
+    def __init__(
+        self, name: str, first: JoinSampler, patience_s: float, epoch_of: Callable[[str], int]
+    ) -> None:
         super().__init__(name, first.process_count)
         self.life = first.life
         self.sinks: dict[int, int] = {}
@@ -70,6 +78,7 @@ class Replica(Program):
         self.calls = CallLog(first.process_count)
         self._retries = Retries()
         self._patience_s = patience_s
+        self._epoch_of = epoch_of
         self._stats: dict[Held, list[ProcessStats]] = {}
         self._fleet_commit: Held | None = None  # the last one told
         self._stored: set[int] = set()  # processes that have stored it
@@ -284,7 +293,7 @@ class Replica(Program):
         take = self.calls.asked
         missed = self.missed(now, self._patience_s)
         if take is not None and self.may_take(take.min_version, newest_incarnation):
-            self.conclude(Outcome("", "", self.prepared))
+            self._hand_out()
         elif missed:
             self.conclude(Outcome("PeerLostError", f"replica {self.name!r}: {missed}", None))
         elif take is None:
@@ -314,12 +323,16 @@ class Replica(Program):
             asked is None or self.may_take(asked.min_version, newest_incarnation)
         )
 
-    def conclude(self, outcome: Outcome) -> None:
+    def conclude(self, outcome: Outcome, stats: Sequence[ProcessStats] = ()) -> None:
         """Decides the next call and tells every process."""
-        stats: list[ProcessStats] = []
-        if outcome.held is not None:
-            stats, self.prepared = self._stats.get(outcome.held, []), None
-        self.broadcast(self.calls.decide(outcome, stats))
+        self.broadcast(self.calls.decide(outcome, list(stats)))
+
+    def _hand_out(self) -> None:
+        """Has the next call return what is prepared."""
+        held, self.prepared = self.prepared, None
+        assert held is not None
+        outcome = Outcome("", "", held, self._epoch_of(held.incarnation))
+        self.conclude(outcome, self._stats.get(held, []))
 
     def end(self, newest_incarnation: str | None, text: str) -> None:
         """Ends the job for this replica; a version that is prepared is handed out first."""
@@ -327,7 +340,7 @@ class Replica(Program):
         asked = self.calls.asked
         min_version = None if asked is None else asked.min_version
         if self._restoring is None and self.may_take(min_version, newest_incarnation):
-            self.conclude(Outcome("", "", self.prepared))
+            self._hand_out()
         self.ended = JobEnded(self.calls.next_call, text)
         self.broadcast(self.ended)
 

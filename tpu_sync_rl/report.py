@@ -135,6 +135,8 @@ class Report:
 
     Attributes:
         version: what was synced, within `incarnation`.
+        incarnation: id of the life of the trainer that published it.
+        epoch: grows with every incarnation: (epoch, version) orders all that a job published.
         nbytes: bytes of the params: global ones on a trainer, what the replica holds on a sampler.
         wire_nbytes: bytes that crossed data connections, to all replicas of a trainer.
         seconds: per stage, the longest of the program's processes. On a trainer those of its
@@ -153,6 +155,7 @@ class Report:
 
     version: int
     incarnation: str
+    epoch: int
     nbytes: int
     wire_nbytes: int
     seconds: Mapping[str, float]
@@ -175,6 +178,7 @@ class Report:
         return {
             "version": self.version,
             "incarnation": self.incarnation,
+            "epoch": self.epoch,
             "nbytes": self.nbytes,
             "wire_nbytes": self.wire_nbytes,
             "gbytes_per_s": self.gbytes_per_s,
@@ -193,7 +197,7 @@ class Report:
         here = {} if self.local is None else self.local.seconds
         is_default = (self.staging, self.agent) == (DIRECT, "process")
         rows = [
-            ("version", f"{self.version} of incarnation {self.incarnation}"),
+            ("version", f"{self.version} of incarnation {self.incarnation}, epoch {self.epoch}"),
             ("params", shown_nbytes(self.nbytes)),
             ("wire", f"{shown_nbytes(self.wire_nbytes)} at {speed}" if self.wire_nbytes else ""),
             ("program", _shown_seconds(self.seconds)),

@@ -94,6 +94,7 @@ class SamplerSession:
         self._next_call = 0
         self._latest: Held | None = None
         self._fleet_commit: Held | None = None
+        self._epochs: dict[str, int] = {}  # of incarnations, as far as they are known here
         self._closed = False
         over_nics = not is_loopback(split_address(coordinator)[0])
         nodes = numa_nodes(options.nics) if over_nics else ()
@@ -311,7 +312,7 @@ class SamplerSession:
         if received is None:
             return None, VersionError(f"version {held.version} is no longer held by this process")
         try:
-            update, leaves = self._updates.swap(received, combined(decided.stats))
+            update, leaves = self._updates.swap(received, outcome.epoch, combined(decided.stats))
         except BaseException:
             self._receiver.prepared.add(received)  # for the next call
             raise
@@ -321,17 +322,28 @@ class SamplerSession:
     # --- what comes in, on the client's thread
 
     def _join(self) -> JoinSampler:
+        prepared = [received.held for received in self._receiver.prepared]
         return JoinSampler(
             life=self._life,
             process_count=self._program.count,
             sink=self._receiver.sink,
-            prepared=[received.held for received in self._receiver.prepared],
+            prepared=prepared,
+            epochs=self._known_epochs(prepared),
             promise=self._receiver.promise,
             fleet_commit=self._fleet_commit,
             committed=self._updates.committed,
             call=self._next_call,
             outcomes=self._calls.decisions(),
         )
+
+    def _known_epochs(self, prepared: list[Held]) -> dict[str, int]:
+        """Epochs that a restarted coordinator has to learn: of what is here, and the newest."""
+        here = {held.incarnation for held in (*prepared, self._updates.committed) if held}
+        newest = max(self._epochs, key=self._epochs.__getitem__, default="")
+        return {name: epoch for name, epoch in self._epochs.items() if name in here | {newest}}
+
+    def _learn_epoch(self, incarnation: str, epoch: int) -> None:
+        self._epochs[incarnation] = max(epoch, self._epochs.get(incarnation, 0))
 
     def _on_message(self, message: FromCoordinator) -> None:
         match message:
@@ -344,6 +356,8 @@ class SamplerSession:
                     left_s = seconds_left(deadline)
                     self._client.send(msgspec.structs.replace(take, timeout_s=left_s))
             case TrainerUp() | Fetch() | Abandon():
+                if isinstance(message, TrainerUp):
+                    self._learn_epoch(message.incarnation, message.epoch)
                 self._receiver.on_message(message)
             case Serve():
                 self._offers.on_message(message)
@@ -353,6 +367,8 @@ class SamplerSession:
             case Latest():
                 self._latest = message.held
             case SamplerOutcome():
+                if message.outcome.held is not None:
+                    self._learn_epoch(message.outcome.held.incarnation, message.outcome.epoch)
                 self._calls.decide(message.call, message)
                 self._calls.forget(message.taken)
             case ReplicaRefused():

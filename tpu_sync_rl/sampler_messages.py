@@ -2,7 +2,7 @@
 
 from msgspec import field
 
-from tpu_sync_rl.messages import Address, Held, Holder, Message, Outcome, Promise
+from tpu_sync_rl.messages import Address, Epoch, Held, Holder, Message, Outcome, Promise
 from tpu_sync_rl.process_stats import ProcessStats
 
 # --- sampler to coordinator
@@ -20,6 +20,7 @@ class JoinSampler(Message, frozen=True):
     call: int  # number of the next call
     outcomes: list["SamplerOutcome"]  # decisions heard of that a restarted coordinator must keep
     fleet_commit: Held | None = None  # the last one heard of
+    epochs: dict[str, Epoch] = field(default_factory=dict)  # by incarnation, of all these versions
 
 
 class Admit(Message, frozen=True):

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any, overload
 
@@ -29,16 +28,17 @@ from tpu_sync_rl.options import (
     check_wait,
     checked_timeout,
 )
-from tpu_sync_rl.process_stats import combined, on_lines_of
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.publications import Publications
-from tpu_sync_rl.report import DIRECT, PINNED_HOST, Report
+from tpu_sync_rl.publish_report import report_of
+from tpu_sync_rl.report import Report
 from tpu_sync_rl.source import Source
 from tpu_sync_rl.sync_handle import SyncHandle
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.trainer_messages import (
     Announced,
     CloseJob,
+    EpochRaised,
     GiveUp,
     JobClosed,
     JoinTrainer,
@@ -314,36 +314,9 @@ class TrainerSession:
             )
         if decided.outcome.error:
             raise errors.by_name(decided.outcome.error)(decided.outcome.text)
-        report = self._report(publish, decided)
+        report = report_of(publish, decided, self._source, self._program)
         self._client.journal.synced(report)
         return report
-
-    def _report(self, publish: Publish, decided: PublishOutcome) -> Report:
-        assert self._source.manifest is not None
-        received = combined([x for status in decided.replicas.values() for x in status.stats])
-        sent = self._source.sent()
-        total = {"total": decided.seconds["total"]}
-        local = Report(
-            version=publish.version,
-            incarnation=self.incarnation,
-            nbytes=self._source.nbytes,
-            wire_nbytes=sum(rail.nbytes for rail in sent.rails.values()),
-            seconds={**publish.seconds, **sent.seconds, **total},
-            rails=on_lines_of(received.rails, sent.rails),
-            replicas={name: status.version for name, status in decided.replicas.items()},
-            lost=tuple(decided.lost),
-            refused=decided.refused,
-            staging=PINNED_HOST if self._source.is_staged else DIRECT,
-            agent=self._program.agent,
-        )
-        return replace(
-            local,
-            nbytes=self._source.manifest.nbytes,
-            wire_nbytes=received.wire_nbytes,
-            seconds={**decided.seconds, **received.seconds, **total},
-            rails=received.rails,
-            local=local,
-        )
 
     # --- what comes in, on other threads
 
@@ -376,6 +349,8 @@ class TrainerSession:
                     self._send_publish(publish)
                 if self._close_by is not None:
                     self._client.send(CloseJob(seconds_left(self._close_by)))
+            case EpochRaised():
+                self._epoch = message.epoch
             case Announced():
                 self._publications.announced(message)
             case LeafDigestsWanted():

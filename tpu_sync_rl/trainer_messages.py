@@ -2,7 +2,7 @@
 
 from msgspec import field
 
-from tpu_sync_rl.messages import Address, Message, Outcome, ReplicaStatus
+from tpu_sync_rl.messages import Address, Epoch, Message, Outcome, ReplicaStatus
 
 # --- trainer to coordinator
 
@@ -11,7 +11,7 @@ class JoinTrainer(Message, frozen=True):
     """A trainer process opens a stream, for the first time or again."""
 
     incarnation: str
-    epoch: int  # 0 at first; then what `TrainerJoined` gave, so that a rejoin is not a new life
+    epoch: Epoch  # 0 at first; then the last one told, so that a rejoin is not a new life
     process_count: int
     addresses: list[Address]
     ticket_secret: bytes  # the listener's; tickets to it are made of this, see `authentication`
@@ -85,7 +85,13 @@ class CloseJob(Message, frozen=True):
 class TrainerJoined(Message, frozen=True):
     """The coordinator's answer; what it knows and the process may have missed follows."""
 
-    epoch: int
+    epoch: Epoch
+
+
+class EpochRaised(Message, frozen=True):
+    """A process that has joined the job knew a greater epoch: the incarnation's is now this."""
+
+    epoch: Epoch
 
 
 class Announced(Message, frozen=True):

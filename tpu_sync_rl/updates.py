@@ -47,11 +47,12 @@ class Updates:
         self.current: Update | None = None
         self.committed: Held | None = None
 
-    def swap(self, received: Received, stats: ProcessStats) -> tuple[Update, list[Any]]:
+    def swap(self, received: Received, epoch: int, stats: ProcessStats) -> tuple[Update, list[Any]]:
         """Makes `received` the current update; also returns its leaves, in the manifest's order.
 
         Args:
             received: a version that this process has prepared.
+            epoch: of its incarnation.
             stats: of the whole replica.
 
         Raises:
@@ -63,13 +64,14 @@ class Updates:
         params = [None] * len(self._order)
         for position, leaf in zip(self._order, leaves, strict=True):
             params[position] = leaf
-        local = self._report(held, received.stats, None)
+        local = self._report(held, epoch, received.stats, None)
         self._generation = received.generation
         self.current = Update(
             held.version,
             held.incarnation,
+            epoch,
             jax.tree.unflatten(self._treedef, params),
-            self._report(held, stats, local),
+            self._report(held, epoch, stats, local),
         )
         self.committed = held
         return self.current, leaves
@@ -101,10 +103,11 @@ class Updates:
         )
         return leaves
 
-    def _report(self, held: Held, stats: ProcessStats, local: Report | None) -> Report:
+    def _report(self, held: Held, epoch: int, stats: ProcessStats, local: Report | None) -> Report:
         return Report(
             version=held.version,
             incarnation=held.incarnation,
+            epoch=epoch,
             nbytes=stats.nbytes,
             wire_nbytes=stats.wire_nbytes,
             seconds=stats.seconds,

@@ -88,6 +88,9 @@ def _take(
                 child.tell("wrong", text=f"version {older.version} changed while it was held")
         if update is not None:
             digests = _digests(update.params, like)
+            former = (held[-1][0].epoch, held[-1][0].version) if held else (0, 0)
+            if former >= (update.epoch, update.version):
+                child.tell("wrong", text=f"{(update.epoch, update.version)} came after {former}")
             held.append((update, digests))
             child.tell(
                 "update",
