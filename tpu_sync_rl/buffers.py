@@ -16,7 +16,7 @@ from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.manifest import Manifest
 from tpu_sync_rl.moving import moving
 from tpu_sync_rl.program import Program
-from tpu_sync_rl.shard_table import ShardTable, shard_table, signature
+from tpu_sync_rl.shard_table import ShardTable, no_array, shard_table, signature
 from tpu_sync_rl.tree import flatten
 
 
@@ -255,6 +255,6 @@ def check_alive(keys: Sequence[str], leaves: Sequence[Any]) -> None:
     """Raises TypeError where a leaf is no jax.Array, ValueError where it is deleted; by its key."""
     for key, leaf in zip(keys, leaves, strict=True):
         if not isinstance(leaf, jax.Array):
-            raise TypeError(f"leaf {key!r} is a {type(leaf).__name__}, expected a jax.Array")
+            raise no_array(key, leaf)
         if leaf.is_deleted():
             raise ValueError(_deleted(key))

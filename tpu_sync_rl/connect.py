@@ -33,6 +33,7 @@ from tpu_sync_rl.options import (
 )
 from tpu_sync_rl.program import Program, share
 from tpu_sync_rl.sampler import SamplerSession
+from tpu_sync_rl.shard_table import is_abstract
 from tpu_sync_rl.tls import TLS
 from tpu_sync_rl.trainer import TrainerSession
 
@@ -337,7 +338,12 @@ def connect_sampler(
     max_generations = checked_int("max_generations", max_generations, 2)
     host, port = split_address(coordinator, dialled=True)
     shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(like)]
-    devices = {device for x in shardings if isinstance(x, Sharding) for device in x.device_set}
+    devices = {
+        device
+        for sharding in shardings
+        if isinstance(sharding, Sharding) and not is_abstract(sharding)
+        for device in sharding.device_set
+    }
     by_agents = takes_agents(agent, devices, options, host)
     if not by_agents:
         _check_nics(options)

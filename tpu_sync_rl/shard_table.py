@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
 
 from tpu_sync_rl.manifest import BoxLayout, Leaf, Manifest
 from tpu_sync_rl.program import Program
@@ -89,6 +90,26 @@ def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
+def no_array(key: str, leaf: Any, *, wanted: bool = False) -> TypeError:
+    """The error for a leaf that is no array, nor (`wanted`) describes one: what to do with it."""
+    if isinstance(leaf, jax.Ref):
+        cure = "pass what it holds: ref[...]"
+    elif isinstance(leaf, jax.ShapeDtypeStruct):
+        cure = "it has no values: pass the array that it describes"
+    elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
+        cure = "make it one: jnp.asarray(x)"
+    else:
+        cure = "leave it out: None in its place is no leaf"
+    or_described = " or a jax.ShapeDtypeStruct with a sharding" if wanted else ""
+    name = type(leaf).__name__
+    return TypeError(f"leaf {key!r} is a {name}, expected a jax.Array{or_described}; {cure}")
+
+
+def is_abstract(sharding: Any) -> bool:
+    """Whether a sharding has names of axes alone, and no devices."""
+    return isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh)
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     key: str
@@ -107,15 +128,18 @@ class _Row:
         if isinstance(leaf, jax.core.Tracer):
             raise TypeError(f"leaf {key!r} is traced; weights can't be synced under jit or grad")
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            raise TypeError(
-                f"leaf {key!r} is a {type(leaf).__name__}, expected a jax.Array"
-                + (" or a jax.ShapeDtypeStruct with a sharding" if wanted else "")
-            )
+            raise no_array(key, leaf, wanted=wanted)
         sharding = leaf.sharding
         if sharding is None:
             raise ValueError(
                 f"leaf {key!r} has no sharding; give its ShapeDtypeStruct one: "
                 "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(…)))"
+            )
+        if is_abstract(sharding):
+            raise ValueError(
+                f"leaf {key!r} has the sharding {sharding}, whose mesh is abstract, as those of "
+                "jax.eval_shape are, and has no devices; give it a mesh of devices: "
+                "NamedSharding(mesh, x.sharding.spec)"
             )
         is_local = isinstance(sharding, jax.sharding.SingleDeviceSharding)
         if is_local and not may_be_local:
