@@ -6,7 +6,7 @@ import socket
 import threading
 
 import pytest
-from test_rails import OPTIONS, WAIT_S, Address
+from test_rails import LOG, OPTIONS, WAIT_S, Address
 
 from tpu_sync_rl import dialler, rails
 from tpu_sync_rl.dialler import Dialler
@@ -59,7 +59,7 @@ def make(
     sources = dict.fromkeys(processes, addresses)
     tickets = [b"ticket"] * len(processes)
     return Dialler(
-        options, streams, sources, name=name, incarnation="life", sink=1, tickets=tickets
+        options, streams, sources, name=name, incarnation="life", sink=1, tickets=tickets, log=LOG
     )
 
 

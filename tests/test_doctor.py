@@ -1,6 +1,7 @@
 """What the doctor finds on machines that are well, and on others."""
 
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import tpu_sync_rl as tsr
-from tpu_sync_rl import software
+from tpu_sync_rl import same_host, software
 from tpu_sync_rl.doctor import __main__ as command
 from tpu_sync_rl.doctor import job, machine
 from tpu_sync_rl.doctor.findings import Finding, exit_status, print_table, to_json
@@ -105,6 +106,26 @@ def test_small_buffers_and_missing_huge_pages_are_noted(kernel):
     assert found["TCP buffers"].advice == 'sysctl -w net.ipv4.tcp_wmem="4096 131072 4194304"'
     assert "echo madvise >" in found["huge pages"].advice
     assert exit_status(list(found.values())) == 0
+
+
+def test_what_a_container_hides_is_unknown_and_breaks_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_PROC", tmp_path)
+    monkeypatch.setattr(machine, "_SYS", tmp_path)
+    found = examine(nbytes=GB)
+    assert exit_status(list(found.values())) == 0
+    assert found["memory"].seen == "/proc/meminfo can't be read here"
+    assert found["TCP buffers"].seen == "tcp_rmem unknown, tcp_wmem unknown"
+    assert found["TCP buffers"].advice == ""
+    assert "what this kernel allows, which can't be read" in found["congestion"].seen
+    assert found["ports"].seen.endswith("unknown here")
+    assert found["huge pages"].seen == "unknown"
+
+
+def test_memory_that_can_not_be_shared_is_noted(kernel, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    finding = examine()["shared memory"]
+    assert finding.verdict == "note" and "memfd_create" in finding.seen
+    assert "TCP takes its place" in finding.advice
 
 
 def test_fast_nic_with_small_frames_is_noted(kernel, monkeypatch):
@@ -227,6 +248,22 @@ def test_rail_of_shared_memory_is_tried(token):
         trainer.sync_weights(params)
         found = of_job(trainer.coordinator)
     assert found["rail shm to trainer process 0"].seen == "shared memory of one host"
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_memory_that_can_not_be_shared_with_a_trainer_is_a_note_and_tcp_is_tried(
+    token, monkeypatch, where
+):
+    with tsr.connect_trainer() as trainer:
+        trainer.sync_weights({"w": jnp.zeros(4)})
+        if where == "here":
+            monkeypatch.delattr(os, "memfd_create")
+        else:
+            monkeypatch.setattr(same_host, "receive", lambda stream, n: (stream.recv(n), -1))
+        found = of_job(trainer.coordinator)
+    finding = found["rail shm to trainer process 0"]
+    assert (finding.verdict, found["rail lo-lo to trainer process 0"].verdict) == ("note", "ok")
+    assert "TCP takes its place" in finding.advice
 
 
 def test_small_segments_are_noted_where_the_nic_allows_larger_ones():

@@ -6,7 +6,7 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from test_rails import OPTIONS, WAIT_S
+from test_rails import LOG, OPTIONS, WAIT_S
 from test_transport import Sink, leaf, make_exporter, publish, until
 
 from tpu_sync_rl import authentication
@@ -30,6 +30,7 @@ def serve(pipe: Connection) -> None:
         coordinator=COORDINATOR,
         incarnation="life",
         on_stream=lambda stream, sink, rail: exporter.add_connection(stream.fd, sink, rail),
+        log=LOG,
     )
     pipe.send((listener.addresses, listener.ticket_secret))
     pipe.recv()
@@ -51,6 +52,7 @@ def connect(sink: Sink, peer: int, addresses: list[ListeningAt], secret: bytes) 
         incarnation="life",
         sink=peer,
         tickets=[ticket],
+        log=LOG,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pytest
-from test_rails import OPTIONS, WAIT_S, receive
+from test_rails import LOG, OPTIONS, WAIT_S, receive
 
 from tpu_sync_rl import authentication, nics, rails
 from tpu_sync_rl.bench import netns
@@ -85,6 +85,7 @@ def test_each_rail_sends_by_its_own_nic(namespaces):
             coordinator="10.98.0.1:1",
             incarnation="life",
             on_stream=lambda stream, _, rail: accepted.put((stream.fd, rail)),
+            log=LOG,
         ),
     )
     pairs = within(SAMPLER, lambda: rails.pair(OPTIONS, listener.addresses))
@@ -123,6 +124,7 @@ def test_rail_that_can_not_be_bound_to_its_nic_is_used_without():
         coordinator="127.0.0.1:1",
         incarnation="life",
         on_stream=lambda stream, *_: accepted.put(stream.fd),
+        log=LOG,
     )
     (at,) = listener.addresses
     nowhere = Nic("nowhere", at.host, nics.LOOPBACK.network, shares_subnet=True)

@@ -20,6 +20,7 @@ from tpu_sync_rl.nics import LOOPBACK, Nic
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.rails import Connection, Rail
 from tpu_sync_rl.report import UNKNOWN_LINE, Line
+from tpu_sync_rl.session_log import SessionLog
 
 OPTIONS = Options.checked(
     job="policy",
@@ -37,6 +38,7 @@ OPTIONS = Options.checked(
     tls=None,
     metrics=None,
 )
+LOG = SessionLog("policy", None, 0)
 STRANGER = dataclasses.replace(OPTIONS, token=b"wrong")
 WAIT_S = 10.0
 
@@ -58,6 +60,7 @@ class Accepting:
             coordinator=coordinator,
             incarnation="life",
             on_stream=lambda stream, sink, rail: self.streams.put((stream.fd, sink, rail)),
+            log=LOG,
         )
         (self.rail,) = rails.pair(options, [Address(*a) for a in self.listener.addresses])
 
@@ -342,7 +345,7 @@ def test_without_a_token_nothing_listens_beyond_loopback(token, insecure, coordi
         OPTIONS, token=token, insecure=insecure, nics=("127.0.0.2", "127.0.0.3")
     )
     listener = Listener(
-        options, coordinator=coordinator, incarnation="life", on_stream=lambda *_: None
+        options, coordinator=coordinator, incarnation="life", on_stream=lambda *_: None, log=LOG
     )
     assert [at.host for at in listener.addresses] == hosts
     listener.close()
@@ -351,7 +354,13 @@ def test_without_a_token_nothing_listens_beyond_loopback(token, insecure, coordi
 def test_address_that_is_not_ours_can_not_be_listened_on():
     options = dataclasses.replace(OPTIONS, nics=("192.0.2.77",))
     with pytest.raises(SyncError, match=r"can't listen on 192.0.2.77"):
-        Listener(options, coordinator="10.0.0.2:1", incarnation="life", on_stream=lambda *_: None)
+        Listener(
+            options,
+            coordinator="10.0.0.2:1",
+            incarnation="life",
+            on_stream=lambda *_: None,
+            log=LOG,
+        )
 
 
 def test_unknown_nic_is_named_with_those_that_exist():

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from test_rails import OPTIONS, WAIT_S, Address, is_closed, receive
+from test_rails import LOG, OPTIONS, WAIT_S, Address, is_closed, receive
 
 from tpu_sync_rl import authentication, handshake, rails, same_host
 from tpu_sync_rl.errors import AuthError, PeerLostError
@@ -28,6 +28,7 @@ class Accepting:
             coordinator="127.0.0.1:1",
             incarnation="life",
             on_stream=lambda connection, sink, rail: self.streams.put(connection),
+            log=LOG,
         )
         self.ticket = authentication.ticket(self.listener.ticket_secret, 7)
         self.addresses = [Address(*address) for address in self.listener.addresses]
@@ -93,7 +94,9 @@ def test_ring_can_neither_shrink_nor_grow(accepting):
 @pytest.mark.parametrize("side", ["trainer", "sampler"])
 def test_either_side_can_ask_for_tcp(accepting, side):
     if side == "trainer":
-        listener = Listener(OPTIONS, coordinator="127.0.0.1:1", incarnation="life", on_stream=close)
+        listener = Listener(
+            OPTIONS, coordinator="127.0.0.1:1", incarnation="life", on_stream=close, log=LOG
+        )
         addresses = [Address(*address) for address in listener.addresses]
         listener.close()
         found = rails.pair(AUTO, addresses)
@@ -165,9 +168,12 @@ def test_only_one_descriptor_is_taken_with_a_proof(accepting, num_rings):
         )
         socket.send_fds(connection, [ours], ring_fds)
         code, _ = handshake.decode_answer(receive(connection, handshake.ANSWER_NBYTES))
-        assert code == handshake.Code.OK
-        stream = accepting.streams.get(timeout=WAIT_S)
-        assert (stream.ring_fd >= 0) == (num_rings > 0)
-        for fd in (*ring_fds, *(fd for fd in stream if fd >= 0)):
+        if num_rings == 0:
+            assert code == handshake.Code.NOT_SHARED and is_closed(connection)
+        else:
+            assert code == handshake.Code.OK
+            close(accepting.streams.get(timeout=WAIT_S))
+        for fd in ring_fds:
             os.close(fd)
+    assert accepting.streams.empty()
     assert num_fds(accepting) == before

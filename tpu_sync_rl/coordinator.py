@@ -130,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     # Strangers may hold connections for some seconds; there should be room for others meanwhile.
     most_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_fds, most_fds))
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may not let it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_fds, most_fds))
     if arguments.parent is not None:
         _die_with_parent()
         watch = threading.Thread(target=_end_with, args=(arguments.parent,), daemon=True)

@@ -113,17 +113,18 @@ class CoordinatorProcess:
 
     def _end_of(self, process: "subprocess.Popen[bytes]") -> int:
         """Waits for a child to end, and returns its code; kills it where somebody stopped it."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and somebody saw that
-            pidfd = os.pidfd_open(process.pid)
-            try:
-                runs_at = time.monotonic()  # seen last
-                while not select.select([pidfd], [], [], _LOOK_S)[0]:
-                    if not _is_stopped(process.pid):
-                        runs_at = time.monotonic()
-                    elif time.monotonic() - runs_at > self._patience_s:
-                        process.kill()
-            finally:
-                os.close(pidfd)
+        with contextlib.ExitStack() as stack:
+            pidfd = None
+            # It has ended, a sandbox denies it, or Python was built without.
+            with contextlib.suppress(OSError, AttributeError):
+                pidfd = os.pidfd_open(process.pid)
+                stack.callback(os.close, pidfd)
+            runs_at = time.monotonic()  # seen last
+            while not _ends_within(_LOOK_S, process, pidfd):
+                if not _is_stopped(process.pid):
+                    runs_at = time.monotonic()
+                elif time.monotonic() - runs_at > self._patience_s:
+                    process.kill()
         return process.wait()
 
     def _spawn(self, port: int) -> "tuple[subprocess.Popen[bytes], int]":
@@ -204,6 +205,24 @@ def start_coordinator(
     )
 
 
+def _ends_within(seconds: float, process: "subprocess.Popen[bytes]", pidfd: int | None) -> bool:
+    """Waits for the end of a child, by its `pidfd` where there is one, for it wakes nobody up."""
+    if pidfd is not None:
+        return _is_readable(pidfd, seconds)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _is_readable(fd: int, timeout_s: float) -> bool:
+    """Waits for something to read; unlike select, of any descriptor that a process can have."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
+
+
 def _is_stopped(pid: int) -> bool:
     """Whether a signal has stopped a process."""
     with contextlib.suppress(OSError):
@@ -229,7 +248,7 @@ def _listening_port(ready_fd: int, deadline: float) -> int:
     """The port that a child listens on. Raises SyncError where it does not, or not in time."""
     received = b""
     try:
-        while select.select([ready_fd], [], [], seconds_left(deadline))[0]:
+        while _is_readable(ready_fd, seconds_left(deadline)):
             piece = os.read(ready_fd, 4096)
             if not piece:
                 break

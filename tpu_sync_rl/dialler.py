@@ -4,15 +4,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tpu_sync_rl import rails
-from tpu_sync_rl.errors import SyncError
+from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.rails import Address, Rail
 from tpu_sync_rl.report import RailReport
+from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.transport import Fetcher
 
 _REDIAL_S = 0.5
+_NOT_SHARED_S = 60.0  # that TCP takes the place of memory which could not be shared
 
 
 class Dialler:
@@ -32,6 +35,7 @@ class Dialler:
         incarnation: str,
         sink: int,
         tickets: Sequence[bytes],
+        log: SessionLog,
     ) -> None:
         """Dials nothing yet.
 
@@ -43,6 +47,7 @@ class Dialler:
             incarnation: of the trainer.
             sink: under which its processes know this one.
             tickets: of this sink, to each process of the trainer.
+            log: is told why TCP takes the place of shared memory.
         """
         self._options = options
         self._fetcher = fetcher
@@ -51,6 +56,9 @@ class Dialler:
         self._incarnation = incarnation
         self._sink = sink
         self._tickets = tickets
+        self._log = log
+        self._told: set[str] = set()  # why there was TCP in place of memory
+        self._tcp_until = dict.fromkeys(sources, 0.0)  # by process; then memory is tried again
         self._next_round = 0.0
         self._under_way: set[str] = set()  # rails that are being dialled
         self._errors: dict[tuple[int, str], str] = {}  # why a process is not reached over a rail
@@ -98,7 +106,7 @@ class Dialler:
         missing: dict[str, list[tuple[int, Rail, int]]] = {}
         for process, addresses in self._sources.items():
             try:
-                pairs = rails.pair(self._options, addresses)
+                pairs = self._pair(process, addresses)
             except ValueError as error:  # every NIC is down
                 self._errors[process, ""] = f"{self._peer(process)}: {error}"
                 continue
@@ -111,6 +119,17 @@ class Dialler:
                     missing.setdefault(rail.name, []).append((process, rail, lacking))
         return missing
 
+    def _pair(self, process: int, addresses: Sequence[Address]) -> list[Rail]:
+        options = self._options
+        if time.monotonic() < self._tcp_until[process]:
+            options = replace(options, same_host="tcp")
+        return rails.pair(options, addresses, partial(self._tell, process))
+
+    def _tell(self, process: int, reason: Exception) -> None:
+        if str(reason) not in self._told:  # one line for all processes that it holds for
+            self._told.add(str(reason))
+            self._log.info(f"reads by TCP, not by memory, from {self._peer(process)}: {reason}")
+
     def _dial(self, name: str, missing: list[tuple[int, Rail, int]]) -> None:
         try:
             for process, rail, num_streams in missing:
@@ -122,6 +141,10 @@ class Dialler:
                     self._errors.pop((process, name), None)
                 except (SyncError, OSError) as error:
                     self._errors[process, name] = str(error)
+                    if rail.is_shared and not isinstance(error, AuthError):
+                        self._tell(process, error)
+                        self._tcp_until[process] = time.monotonic() + _NOT_SHARED_S
+                        self._next_round = 0.0
         finally:
             self._under_way.discard(name)
 

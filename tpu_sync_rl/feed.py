@@ -4,6 +4,7 @@ from tpu_sync_rl.dialler import Dialler
 from tpu_sync_rl.messages import Holder, TrainerUp
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.plan import Plan
+from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.transport import Fetcher
 from tpu_sync_rl.verification import Verification
 
@@ -29,6 +30,7 @@ class Feed:
         sink: int,
         *,
         traced: bool,
+        log: SessionLog,
     ) -> None:
         """Opens no stream yet."""
         self.name = "the trainer" if holder is None else f"replica {holder.replica!r}"
@@ -49,6 +51,7 @@ class Feed:
             incarnation=trainer.incarnation,
             sink=sink,
             tickets=where.tickets,
+            log=log,
         )
         self.verification = Verification(plan) if options.verify == "full" else None
 

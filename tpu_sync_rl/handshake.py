@@ -28,6 +28,7 @@ class Code(enum.IntEnum):
     OK = 0
     OTHER_PEER = 1  # of another job or incarnation
     REFUSED = 2  # a proof that is not by our token and a ticket of ours
+    NOT_SHARED = 3  # the memory that both ends were to share did not come, or can't be mapped
 
 
 @dataclass(frozen=True, slots=True)

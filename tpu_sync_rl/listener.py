@@ -18,6 +18,8 @@ from tpu_sync_rl.nics import LOOPBACK, Nic, find_nics
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.rails import HANDSHAKE_S, Connection, new_socket, tune
 from tpu_sync_rl.report import UNKNOWN_LINE, Line
+from tpu_sync_rl.same_host import NotSharedError
+from tpu_sync_rl.session_log import SessionLog
 
 MAX_HALF_OPEN = 64
 
@@ -80,6 +82,7 @@ class Listener:
         coordinator: str,
         incarnation: str,
         on_stream: Callable[[Connection, int, str], None],
+        log: SessionLog,
     ) -> None:
         """Listens on a free port of each NIC, and to processes of this host, unless told "tcp".
 
@@ -91,6 +94,7 @@ class Listener:
             coordinator: its address, "host:port".
             incarnation: whose versions are served; diallers of another one are turned away.
             on_stream: called with (connection, sink, rail) on the listener's thread.
+            log: is told why TCP takes the place of shared memory.
 
         Raises:
             ValueError: `options.nics` names what is no NIC here.
@@ -99,6 +103,7 @@ class Listener:
         self._options = options
         self._incarnation = incarnation
         self._on_stream = on_stream
+        self._log = log
         self._half_open: dict[_HalfOpen, None] = {}  # oldest first
         self._selector = selectors.DefaultSelector()
         self._wake, wake = socket.socketpair()
@@ -145,16 +150,21 @@ class Listener:
         self._listening.append(listening)
         tune(listening, self._options, nic.host)
         if nic.shares_subnet:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            with contextlib.suppress(OSError):
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listening.bind((nic.host, port))
         self._start_listening(listening)
         taken: int = listening.getsockname()[1]
         return taken
 
     def _listen_here(self) -> None:
-        listening, host = same_host.bind()
-        self._listening.append(listening)
-        self._start_listening(listening)
+        try:
+            listening, host = same_host.bind()
+            self._listening.append(listening)
+            self._start_listening(listening)
+        except OSError as error:
+            self._log.info(f"processes of this host are served by TCP, not by memory: {error}")
+            return
         self.addresses.append(ListeningAt(same_host.NIC, host, 0, UNKNOWN_LINE))
 
     def _start_listening(self, listening: socket.socket) -> None:
@@ -239,6 +249,14 @@ class Listener:
             half_open.connection.send(handshake.encode_answer(Code.REFUSED))
             self._drop(half_open)
             return
+        if half_open.connection.family == socket.AF_UNIX:
+            try:
+                same_host.check_ring(half_open.ring_fd)
+            except NotSharedError as error:
+                self._log.info(f"sink {hello.sink} is served by TCP, not by memory: {error}")
+                half_open.connection.send(handshake.encode_answer(Code.NOT_SHARED))
+                self._drop(half_open)
+                return
         half_open.connection.send(handshake.encode_answer(Code.OK, ours))
         self._forget(half_open)
         connection = Connection(half_open.connection.detach(), half_open.ring_fd)

@@ -15,6 +15,7 @@ from tpu_sync_rl.options import Options, Staging
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.receiver import Receiver
 from tpu_sync_rl.sampler_messages import Offer, Serve
+from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.source import Source
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.trainer_messages import Pins, PinsKept
@@ -35,6 +36,7 @@ class _Server:
         staging: Staging,
         coordinator: str,
         send: Callable[[Offer], None],
+        log: SessionLog,
         incarnation: str,
     ) -> None:
         """Starts nothing yet."""
@@ -43,6 +45,7 @@ class _Server:
         self._staging = staging
         self._coordinator = coordinator
         self._send = send
+        self._log = log
         self._listener: Listener | None = None
         untraced = Trace(None, name="", process=0)
         self._source = Source(
@@ -67,6 +70,7 @@ class _Server:
                     coordinator=self._coordinator,
                     incarnation=self.incarnation,
                     on_stream=self._source.add_connection,
+                    log=self._log,
                 )
         except BaseException:
             self.withdraw(version)
@@ -111,6 +115,7 @@ class Offers:
         coordinator: str,
         receiver: Receiver,
         send: Callable[[Offer], None],
+        log: SessionLog,
     ) -> None:
         """Starts nothing.
 
@@ -121,9 +126,10 @@ class Offers:
             staging: how a version passes from devices to host memory.
             receiver: has the versions that are prepared and not taken.
             send: tells the coordinator.
+            log: of the session.
         """
         self._agent = program.agent
-        self._new_server = partial(_Server, options, program, staging, coordinator, send)
+        self._new_server = partial(_Server, options, program, staging, coordinator, send, log)
         self._receiver = receiver
         self._taken: tuple[Held, list[weakref.ref[Any]]] | None = None
         self._send = send

@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from tpu_sync_rl.handshake import Code, Hello
 from tpu_sync_rl.nics import LOOPBACK, Nic, find_nics
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.report import UNKNOWN_LINE, Line
+from tpu_sync_rl.same_host import NotSharedError
 
 HANDSHAKE_S = 5.0
 
@@ -84,21 +85,33 @@ class Connection(NamedTuple):
     ring_fd: int = -1  # of the memory that both ends share, on such a rail
 
 
-def pair(options: Options, addresses: Sequence[Address]) -> list[Rail]:
+def pair(
+    options: Options,
+    addresses: Sequence[Address],
+    on_not_shared: Callable[[NotSharedError], object] = lambda _: None,
+) -> list[Rail]:
     """Pairs the local NICs with those that `addresses` name, as `pair_nics` does.
 
     One rail of shared memory takes their place where the peer is on this host, of our user and in
     reach, unless the options say "tcp".
 
+    Args:
+        options: of the session.
+        addresses: of the peer.
+        on_not_shared: is told why memory that the peer offers can't be shared with it.
+
     Raises:
         ValueError: `options.nics` names what is no NIC here.
     """
+    offered = [address for address in addresses if same_host.is_shared(address.host)]
     if options.same_host == "auto":
-        for address in addresses:
-            if same_host.is_in_reach(address.host):
-                return [Rail.between(Nic(address.nic, ""), address)]
-    addresses = [address for address in addresses if not same_host.is_shared(address.host)]
-    return pair_nics(options.nics, addresses)
+        try:
+            for address in offered:
+                if same_host.is_in_reach(address.host):
+                    return [Rail.between(Nic(address.nic, ""), address)]
+        except NotSharedError as error:
+            on_not_shared(error)
+    return pair_nics(options.nics, [at for at in addresses if at not in offered])
 
 
 def pair_nics(wanted: Sequence[str] | None, addresses: Sequence[Address]) -> list[Rail]:
@@ -164,10 +177,12 @@ def dial(
             if rail.is_shared:
                 ring_fd = same_host.make_ring()
                 on_failure.callback(os.close, ring_fd)
-                socket.send_fds(connection, [ours], [ring_fd])
+                same_host.send(connection, ours, ring_fd)
             else:
                 connection.sendall(ours)
             code, proof = _receive_answer(connection, deadline)
+            if code == Code.NOT_SHARED:
+                raise NotSharedError("it could not take the memory, and its log says why")
         except OSError as error:
             raise PeerLostError(f"{peer} {rail.place}: {error}") from error
         if code != Code.OK:
@@ -216,7 +231,7 @@ def _connected_here(rail: Rail, timeout_s: float) -> socket.socket:
         connection.settimeout(timeout_s)
         connection.connect(same_host.name(rail.host))
         if not same_host.is_same_user(connection):
-            raise PeerLostError("it belongs to another user")
+            raise PeerLostError("it belongs to another user, or user namespace")
         on_failure.pop_all()
         return connection
 
@@ -249,12 +264,16 @@ def tune(connection: socket.socket, options: Options, host: str) -> None:
     Over loopback that is cubic, where we have the right to it: bbr, the default of many systems,
     moves half as much there.
     """
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # Otherwise the kernel holds what was sent to a peer that is gone for a quarter of an hour.
     lost_after_ms = int(options.peer_timeout_s * 1000)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost_after_ms)
+    settings: dict[int, int | bytes] = {
+        socket.TCP_NODELAY: 1,
+        socket.TCP_USER_TIMEOUT: lost_after_ms,
+    }
     name = options.congestion or ("cubic" if is_loopback(host) else None)
     if name is not None:
         # One that was asked for was found to be usable when the session connected.
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        settings[socket.TCP_CONGESTION] = name.encode()
+    for setting, value in settings.items():
+        with contextlib.suppress(OSError):  # a sandbox may know less; the connection works without
+            connection.setsockopt(socket.IPPROTO_TCP, setting, value)

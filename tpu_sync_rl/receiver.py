@@ -202,7 +202,7 @@ class Receiver:
                 )
             plan = of_holder
         self._close_feed()
-        self._feed = Feed(self._options, plan, *reads_from, traced=self._trace.is_on)
+        self._feed = Feed(self._options, plan, *reads_from, traced=self._trace.is_on, log=self._log)
         return self._feed
 
     def _close_feed(self) -> None:

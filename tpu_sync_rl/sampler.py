@@ -47,6 +47,7 @@ from tpu_sync_rl.sampler_messages import (
     Take,
     Took,
 )
+from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.shard_table import shard_table
 from tpu_sync_rl.staged_generations import generation_pool
 from tpu_sync_rl.trace import Trace
@@ -139,6 +140,7 @@ class SamplerSession:
             coordinator=coordinator,
             receiver=self._receiver,
             send=self._client.send,
+            log=SessionLog(options.job, replica, program.index),
         )
         self._at_exit = AtExit(self._stop)
         try:

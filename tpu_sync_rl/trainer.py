@@ -32,6 +32,7 @@ from tpu_sync_rl.program import Program
 from tpu_sync_rl.publications import Publications
 from tpu_sync_rl.publish_report import report_of
 from tpu_sync_rl.report import Report
+from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.source import Source
 from tpu_sync_rl.sync_handle import SyncHandle
 from tpu_sync_rl.trace import Trace
@@ -114,6 +115,7 @@ class TrainerSession:
             coordinator=coordinator,
             incarnation=incarnation,
             on_stream=self._source.add_connection,
+            log=SessionLog(options.job, None, program.index),
         )
         self._goodbye_s = GOODBYE_S  # that a coordinator gets which answers
         self._at_exit = AtExit(self._stop)

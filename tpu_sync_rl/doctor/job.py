@@ -5,16 +5,20 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 from tpu_sync_rl import rails, software
 from tpu_sync_rl.addresses import is_loopback, join_address, split_address
 from tpu_sync_rl.client import CoordinatorClient
 from tpu_sync_rl.doctor.findings import Finding
+from tpu_sync_rl.doctor.machine import MEMORY_ADVICE
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import JobStatus, Leave
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.rails import Rail
+from tpu_sync_rl.same_host import NotSharedError
 
 _DIAL_S = 5.0
 _RTT_OF_TCP_INFO = 68  # offset of tcpi_rtt in linux/tcp.h, microseconds
@@ -117,19 +121,32 @@ def ways(status: JobStatus, options: Options) -> Iterator[Finding]:
     for process, (addresses, ticket) in enumerate(
         zip(trainer.sources, trainer.tickets, strict=True)
     ):
+        peer = f"trainer process {process}"
+        way = partial(
+            _way, peer=peer, incarnation=trainer.incarnation, sink=status.sink, ticket=ticket
+        )
+        not_shared: list[NotSharedError] = []
         try:
-            pairs = rails.pair(options, addresses)
+            pairs = rails.pair(options, addresses, not_shared.append)
+            if pairs[0].is_shared:
+                memory = way(pairs[0], options)
+                yield memory
+                if memory.verdict != "note":
+                    continue
+                pairs = rails.pair(replace(options, same_host="tcp"), addresses)
         except ValueError as error:
-            yield Finding(f"trainer process {process}", "broken", str(error), "see NICs above")
+            yield Finding(peer, "broken", str(error), "see NICs above")
             continue
+        for reason in not_shared:
+            yield Finding(f"rail shm to {peer}", "note", str(reason), MEMORY_ADVICE)
         for rail in pairs:
-            yield _way(rail, options, process, trainer.incarnation, status.sink, ticket)
+            yield way(rail, options)
 
 
 def _way(
-    rail: Rail, options: Options, process: int, incarnation: str, sink: int, ticket: bytes
+    rail: Rail, options: Options, *, peer: str, incarnation: str, sink: int, ticket: bytes
 ) -> Finding:
-    subject = f"rail {rail.name} to trainer process {process}"
+    subject = f"rail {rail.name} to {peer}"
     began = time.monotonic()
     try:
         connection = rails.dial(
@@ -138,6 +155,8 @@ def _way(
     except AuthError as error:
         return Finding(subject, "broken", str(error), "give the trainer the same token")
     except SyncError as error:
+        if rail.is_shared:
+            return Finding(subject, "note", str(error), MEMORY_ADVICE)
         advice = (
             f"let TCP through from {rail.local.host or 'here'} to {rail.host}, all ports; "
             "or leave this NIC out with nics="

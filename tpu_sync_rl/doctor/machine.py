@@ -1,20 +1,28 @@
 """What there is to say about this machine, whatever job it is to take part in."""
 
+import os
 import resource
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tpu_sync_rl import _native, software
+from tpu_sync_rl import _native, same_host, software
 from tpu_sync_rl.doctor.findings import Finding
 from tpu_sync_rl.nics import Nic, find_nics
 from tpu_sync_rl.report import shown_nbytes
+from tpu_sync_rl.same_host import NotSharedError
 
 _MIN_JAX = (0, 10)
 _SPARE_FDS = 256  # what a JAX program has open besides, and handshakes under way
 _ENOUGH_BUFFER_NBYTES = 4 << 20
 _JUMBO_NBYTES = 9000
 _FAST_GBITS_PER_S = 25  # from here on the size of frames is felt
+
+MEMORY_ADVICE = (
+    "TCP takes its place, and more CPU: let containers of one host share their network and user "
+    "namespace, see /proc/sys/kernel/random/boot_id, and call memfd_create, F_ADD_SEALS and Unix "
+    'sockets; or pass same_host="tcp"'
+)
 
 _PROC = Path("/proc")
 _SYS = Path("/sys")
@@ -53,6 +61,7 @@ def examine(
     yield from _nics_that_are_down()
     yield _open_files(num_streams * max(1, len(found)))
     yield _memory(nbytes, num_generations)
+    yield _shared_memory()
     yield _huge_pages()
     yield _buffers()
     yield _congestion()
@@ -91,7 +100,7 @@ def _shared_subnet() -> Finding:
     folder = _PROC / "sys/net/ipv4/conf/all"
     wanted = {"arp_ignore": ("1",), "arp_announce": ("2",), "rp_filter": ("0", "2")}
     found = {name: _read(folder / name) for name in wanted}
-    seen = ", ".join(f"{name}={value}" for name, value in found.items())
+    seen = ", ".join(f"{name}={value or 'unknown'}" for name, value in found.items())
     wrong = [name for name, values in wanted.items() if found[name] not in values]
     if wrong:
         commands = [f"sysctl -w net.ipv4.conf.all.{name}={wanted[name][-1]}" for name in wrong]
@@ -103,7 +112,7 @@ def _shared_subnet() -> Finding:
 def _nics_that_are_down() -> Iterator[Finding]:
     for _, name in socket.if_nameindex():
         folder = _SYS / "class/net" / name
-        if (folder / "device").exists() and _read(folder / "operstate") == "down":
+        if os.path.exists(folder / "device") and _read(folder / "operstate") == "down":
             advice = f"ip link set {name} up, and give it an address, if it is to carry data"
             yield Finding(f"NIC {name}", "note", "down", advice)
 
@@ -120,6 +129,9 @@ def _open_files(num_streams: int) -> Finding:
 
 def _memory(nbytes: int | None, num_generations: int) -> Finding:
     available = available_nbytes()
+    if available is None:
+        advice = "a sampler needs room for two generations of its params"
+        return Finding("memory", "note", "/proc/meminfo can't be read here", advice)
     seen = f"{shown_nbytes(available)} available"
     if nbytes is None:
         return Finding(
@@ -135,10 +147,15 @@ def _memory(nbytes: int | None, num_generations: int) -> Finding:
     return Finding("memory", "ok", seen)
 
 
-def available_nbytes() -> int:
-    """Host memory that a new process may take: the machine's, within what its cgroups allow."""
-    lines = (_PROC / "meminfo").read_text().splitlines()
+def available_nbytes() -> int | None:
+    """Host memory that a new process may take: the machine's, within what its cgroups allow.
+
+    None where the machine does not say.
+    """
+    lines = _read(_PROC / "meminfo").splitlines()
     fields = dict(line.split(":") for line in lines)
+    if "MemAvailable" not in fields:
+        return None
     available = int(fields["MemAvailable"].split()[0]) << 10
     for line in _read(_PROC / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -166,6 +183,15 @@ def _reclaimable_nbytes(group: Path) -> int:
     return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
 
 
+def _shared_memory() -> Finding:
+    """Whether this process can share memory with others of this host."""
+    try:
+        same_host.check_usable()
+    except NotSharedError as error:
+        return Finding("shared memory", "note", str(error), MEMORY_ADVICE)
+    return Finding("shared memory", "ok", "to be had between processes of this host and user")
+
+
 def _huge_pages() -> Finding:
     seen = _read(_SYS / "kernel/mm/transparent_hugepage/enabled")
     if "[never]" in seen:
@@ -179,7 +205,11 @@ def _huge_pages() -> Finding:
 def _buffers() -> Finding:
     seen, small = [], []
     for name in ("tcp_rmem", "tcp_wmem"):
-        most = int((_read(_PROC / "sys/net/ipv4" / name) or "0").split()[-1])
+        limits = _read(_PROC / "sys/net/ipv4" / name)
+        if not limits:
+            seen.append(f"{name} unknown")
+            continue
+        most = int(limits.split()[-1])
         seen.append(f"{name} up to {shown_nbytes(most)}")
         if most < _ENOUGH_BUFFER_NBYTES:
             small.append(f'sysctl -w net.ipv4.{name}="4096 131072 {_ENOUGH_BUFFER_NBYTES}"')
@@ -189,17 +219,18 @@ def _buffers() -> Finding:
 def _congestion() -> Finding:
     used = _read(_PROC / "sys/net/ipv4/tcp_congestion_control")
     allowed = _read(_PROC / "sys/net/ipv4/tcp_allowed_congestion_control").split()
-    return Finding("congestion", "ok", f"{used}; congestion= may be {' or '.join(allowed)}")
+    choices = " or ".join(allowed) or "what this kernel allows, which can't be read here"
+    return Finding("congestion", "ok", f"{used or 'unknown'}; congestion= may be {choices}")
 
 
 def _ports() -> Finding:
-    first, last = (_read(_PROC / "sys/net/ipv4/ip_local_port_range") or "0 0").split()
-    seen = f"data connections go to free ports of the trainer's hosts, {first} to {last} here"
+    allowed = " to ".join(_read(_PROC / "sys/net/ipv4/ip_local_port_range").split())
+    seen = f"data connections go to free ports of the trainer's hosts, {allowed or 'unknown'} here"
     return Finding("ports", "ok", seen)
 
 
 def _read(path: Path) -> str:
-    """What a file of the kernel says; "" where it is not there."""
+    """What a file of the kernel says; "" where it is not there, or not for us."""
     try:
         return path.read_text().strip()
     except OSError:
