@@ -6,7 +6,9 @@ A pure function of two manifests, made by the native core: no device, socket or 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +28,15 @@ _MAX_KEY_CHARS = 48
 class Plan:
     """What one sampler process reads. Immutable; `str()` is a table of its leaves and sources.
 
+    May be pickled and copied.
+
     Attributes:
         native: what the fetcher and the local copy replay.
         source: manifest of the trainer.
         sink: manifest of the replica.
         pairs: leaf pairs, in the order of `native`.
         process: the sampler process whose boxes are filled.
+        chunk_nbytes: most bytes of a chunk on the wire.
     """
 
     native: _native.Plan
@@ -39,6 +44,12 @@ class Plan:
     sink: Manifest
     pairs: tuple[Pair, ...]
     process: int
+    chunk_nbytes: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The core's part is made again: it follows from the others.
+        make = partial(make_plan, process=self.process, chunk_nbytes=self.chunk_nbytes)
+        return make, (self.source, self.sink, self.pairs)
 
     @property
     def nbytes(self) -> int:
@@ -129,7 +140,7 @@ def make_plan(
         native = _native.make_plan(layouts, columns, process, chunk_nbytes)
     except (PlanError, ValueError) as error:
         raise type(error)(_with_key(str(error), source, sink, pairs)) from None
-    return Plan(native, source, sink, tuple(pairs), process)
+    return Plan(native, source, sink, tuple(pairs), process, chunk_nbytes)
 
 
 def _native_layout(layout: BoxLayout) -> _native.BoxLayout:
