@@ -22,14 +22,14 @@ class CopyComparison:
     """What the processes of a trainer said of their copies in one call."""
 
     def __init__(self) -> None:
-        self._digests: dict[int, dict[int, bytes]] = defaultdict(dict)  # per group and process
+        self._digests: dict[int, dict[int, bytes]] = {}  # per group and process
         self._differing: set[int] = set()  # groups
         self._asked: dict[tuple[int, int], bytes | None] = {}  # group, process -> its answer
 
     def enter(self, process: int, publish: Publish) -> None:
         """A process has entered the call, maybe once more."""
         for group, digest in publish.copies.items():
-            known = self._digests[group]
+            known = self._digests.setdefault(group, {})
             known[process] = digest
             if digest != next(iter(known.values())):
                 self._differing.add(group)
