@@ -47,6 +47,19 @@ def published(lost=(), refused=None):
     return PublishOutcome(0, Outcome("", "", HELD), {}, {}, list(lost), refused or {})
 
 
+@pytest.mark.parametrize("role", ["trainer", "sampler"])
+def test_program_without_leaves_is_warned_of_once(log, role):
+    one, other = journal(role), journal(role, process_index=1)
+    for _ in range(2):
+        one.counted(0)
+        other.counted(0)
+    ((level, text),) = log()
+    assert level == "WARNING"
+    assert "has no leaves, so that nothing is moved" in text
+    journal(role).counted(1)
+    assert log() == []
+
+
 def test_short_token_is_warned_of_once_in_a_program(log):
     for process_index in range(2):
         journal(process_index=process_index, token=b"very-secret")

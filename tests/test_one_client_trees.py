@@ -40,3 +40,11 @@ def test_nodes_without_keys_are_matched_in_one_structure_alone() -> None:
             TypeError, match=r"'mlp/0' is in a _GateUp, .*register_pytree_with_keys"
         ):
             sync_weights(params, to={"mlp": target})
+
+
+def test_a_tree_without_leaves_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        assert sync_weights({"filtered": {}}, to={"filtered": {}}) == {"filtered": {}}
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "params have no leaves" in record.getMessage()

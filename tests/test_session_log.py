@@ -4,6 +4,9 @@ import logging
 import subprocess
 import sys
 
+import pytest
+
+import tpu_sync_rl as tsr
 from tpu_sync_rl.session_log import SessionLog
 
 
@@ -33,3 +36,20 @@ log.warning("heard")
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout + ran.stderr == "WARNING policy policy, trainer[0]: heard\n"
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("agent", ["process", "colocated"])
+def test_each_side_warns_once_of_a_tree_without_leaves(caplog, agent):
+    with (
+        tsr.connect_trainer(timeout=20, agent=agent) as trainer,
+        tsr.connect_sampler(
+            coordinator=trainer.coordinator, replica="s", like={"w": None}, timeout=20, agent=agent
+        ) as sampler,
+    ):
+        for _ in range(2):
+            tsr.sync_weights({"w": None}, to=trainer)
+            assert sampler.sync_weights().params == {"w": None}
+    warned = [record for record in caplog.records if "no leaves" in record.getMessage()]
+    assert sorted(str(record.replica) for record in warned) == ["None", "s"]
+    assert {record.levelname for record in warned} == {"WARNING"}

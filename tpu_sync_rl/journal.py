@@ -42,11 +42,21 @@ class Journal:
         self._failure: FetchFailed | None = None  # the last one
         self._refused: dict[str, str] = {}
         self._has_joined = False
+        self._has_counted = False
         if self._is_first and 0 < len(options.token) < _LEAST_TOKEN_NBYTES:
             self._log.warning(
                 f"its token is shorter than {_LEAST_TOKEN_NBYTES} bytes, and may be guessed: "
                 "take a longer one, such as of openssl rand -hex 32"
             )
+
+    def counted(self, num_leaves: int) -> None:
+        """This program has so many leaves."""
+        if num_leaves == 0 and self._is_first and not self._has_counted:
+            self._log.warning(
+                "has no leaves, so that nothing is moved: the tree is empty, or a filter kept "
+                "nothing of it"
+            )
+        self._has_counted = True
 
     def on_joined(self, address: str) -> None:
         """The coordinator has taken this process in, for the first time or again."""

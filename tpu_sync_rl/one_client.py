@@ -1,5 +1,6 @@
 """Weights from one mesh to another inside one JAX client, past XLA: one copy, memory to memory."""
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -28,6 +29,7 @@ _CHUNK_NBYTES = 1 << 20  # what a thread copies before it takes the next
 _MAX_ROUTES = 32
 _SIDES = Sides("params", "to", "in")
 
+_logger = logging.getLogger("tpu_sync_rl")
 _results = ResultPool()
 
 
@@ -183,6 +185,11 @@ def _make_route(params: Any, to: Any, rename: Rename, cast: bool) -> _Route:
     for other in sorted(others):
         there = Program(other, jax.process_count())
         _reaching_plan(*matched(params, to, rename, cast, there)[:3])
+    if not pairs:
+        _logger.warning(
+            "sync_weights: params have no leaves, so that nothing is moved: the tree is empty, or "
+            "a filter kept nothing of it"
+        )
     shards = LocalShards.of(source, process)
     layout = GenerationLayout.of(sink, likes, process=process, commit=True)
     return _Route(plan, source, shards, shard_directory(shards), layout, sink.order, treedef)

@@ -111,6 +111,7 @@ class SamplerSession:
             on_message=self._on_message,
             on_refused=self._calls.end,
         )
+        self._client.journal.counted(len(leaves))
         self._trace = Trace(
             options.trace, name=f"{replica} of {options.job}", process=program.index
         )

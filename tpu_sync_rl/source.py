@@ -32,6 +32,7 @@ class Source:
 
     Attributes:
         manifest: of the params, from the first version on.
+        num_leaves: of the params.
         nbytes: of this process's shards.
         is_staged: whether versions are copied to pinned host memory.
         copies: digests of what other processes hold as well, in the version that was pinned last;
@@ -62,6 +63,7 @@ class Source:
                 it is alive. A snapshot is kept alive for that.
         """
         self.manifest: Manifest | None = None
+        self.num_leaves = 0
         self.nbytes = 0
         self.is_staged = False
         self.copies: LeafDigests = {}
@@ -107,6 +109,7 @@ class Source:
         aliases, arrays = self._resolver.resolve(params)
         if self.manifest is None:
             self.manifest = aliases.manifest
+            self.num_leaves = len(aliases.manifest.leaves)
             self.nbytes = aliases.shards.nbytes
             self._exporter = Exporter(
                 aliases.shards,

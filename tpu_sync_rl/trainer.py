@@ -259,6 +259,7 @@ class TrainerSession:
         try:
             version = self._publications.next_version(wanted)
             seconds = self._source.pin(params, version, deadline, compares=self._compares)
+            self._client.journal.counted(self._source.num_leaves)
             publish = tell(version, seconds)
             landed = self._source.land(version)
         except BaseException as error:
