@@ -25,7 +25,7 @@ class Publications:
 
     def __init__(self) -> None:
         self._open: dict[int, Publish] = {}  # per call, until that is over
-        self._digests: dict[int, Mapping[int, bytes]] = {}  # likewise: of leaves, per group
+        self._digests: dict[int, Mapping[int, bytes]] = {}  # likewise, if any: of leaves, by group
         self._announced: set[int] = set()  # of these, calls whose version samplers know
         self._newest_done = -1  # by a call that is over
         self.newest = -1
@@ -50,7 +50,8 @@ class Publications:
     def add(self, publish: Publish, digests: Mapping[int, bytes] = _NO_DIGESTS) -> None:
         """A call has begun; `digests` are what its `copies` were made of."""
         self._open[publish.call] = publish
-        self._digests[publish.call] = digests
+        if digests:
+            self._digests[publish.call] = digests
 
     def leaf_digests(self, wanted: LeafDigestsWanted) -> LeafDigests:
         """What a coordinator asks for that found different copies."""
