@@ -1,7 +1,10 @@
-"""Builds the extension `tpu_sync_rl._native` from csrc/; everything else is in pyproject.toml.
+"""Builds the extensions from csrc/; everything else is in pyproject.toml.
+
+`tpu_sync_rl._native` is the core; `tpu_sync_rl.bench._limits` is what the benchmarks hold it
+against, in a module of its own, so that the core has nothing of it.
 
 To read headers takes longer than to compile what is ours, so they are read as seldom as can be:
-those of pybind11 by one file, the standard ones of the core once for all of its files.
+those of pybind11 by one file, the standard ones once for all others.
 """
 
 import glob
@@ -17,7 +20,11 @@ from setuptools.command.build_ext import build_ext
 BINDINGS = sorted(glob.glob("csrc/py_*.cc"))
 MODULE = "csrc/py_module.cc"  # includes the others of BINDINGS
 CORE = sorted(set(glob.glob("csrc/*.cc")) - set(BINDINGS))
-HEADERS = sorted(glob.glob("csrc/*.h"))
+HEADERS = sorted(glob.glob("csrc/**/*.h", recursive=True))
+EXTENSIONS = {
+    "tpu_sync_rl._native": [MODULE, *CORE],
+    "tpu_sync_rl.bench._limits": sorted(glob.glob("csrc/limits/*.cc")),
+}
 
 
 def _is_stale(obj: str, source: str) -> bool:
@@ -66,7 +73,7 @@ class _BuildExt(build_ext):
         self._compile(obj, source, ext, cc_args, flags, pp_opts)
 
     def _precompiled(self, cc_args, flags, pp_opts) -> str:
-        """A header with all standard headers of the core, which the compiler has read already.
+        """A header with all standard headers that we include, which the compiler has read already.
 
         A compiler that finds that it was made by other flags reads the header itself.
         """
@@ -90,13 +97,14 @@ with ParallelCompile(default=len(os.sched_getaffinity(0)), needs_recompile=_is_s
         ext_modules=[
             # No -march: what depends on the CPU is chosen at run time, so one wheel fits all.
             Pybind11Extension(
-                "tpu_sync_rl._native",
-                [MODULE, *CORE],
+                name,
+                sources,
                 depends=[*HEADERS, *BINDINGS],
                 cxx_std=20,
                 extra_compile_args=["-O3", "-Wall", "-Wextra", "-pthread"],
                 extra_link_args=["-pthread"],
             )
+            for name, sources in EXTENSIONS.items()
         ],
         cmdclass={"build_ext": _BuildExt},
     )

@@ -1,5 +1,6 @@
 import json
 import shutil
+import socket
 import sys
 
 import jax
@@ -8,11 +9,13 @@ import pytest
 from bench_commands import add_to_path, measured, needs_namespaces, run_bench
 from jax.sharding import AxisType
 
-from tpu_sync_rl.bench import models, plan, tiles
+from tpu_sync_rl.bench import _limits, models, plan, tiles
 from tpu_sync_rl.bench.__main__ import main
 from tpu_sync_rl.bench.cases import Layout
 from tpu_sync_rl.bench.figures import Figure
-from tpu_sync_rl.bench.raw_limits import WRITE_NBYTES, RawLimits
+from tpu_sync_rl.bench.limit import Limit
+from tpu_sync_rl.bench.memcpy_limit import WAYS, MemcpyLimit
+from tpu_sync_rl.bench.raw_sockets import ALL, WRITE_NBYTES, Connections, RawSockets
 from tpu_sync_rl.manifest import Manifest
 
 
@@ -106,11 +109,79 @@ def test_figure_compares_within_rounds():
     assert ours.to_dict()["max"] == 8.0
 
 
-def test_raw_limits_are_sampled_again_and_again():
-    with RawLimits(4 * WRITE_NBYTES, None) as raw:
-        assert raw.nbytes == 4 * WRITE_NBYTES
-        assert all(raw.sockets_gbytes_per_s() > 0 for _ in range(3))
-        assert raw.memcpy_gbytes_per_s() > 0
+def test_raw_sockets_are_sampled_by_each_kind_of_connections():
+    with RawSockets(9 * WRITE_NBYTES, "reno") as raw:
+        assert raw.way in ALL
+        assert raw.nbytes == 8 * WRITE_NBYTES
+        for raw.way in (*ALL, *ALL):
+            assert raw.gbytes_per_s() > 0
+            assert raw.cpu_s_per_gbyte > 0
+
+
+def test_raw_sockets_use_what_they_are_told_alone():
+    with RawSockets(WRITE_NBYTES, None, ways=[Connections(1, fresh=True)]) as raw:
+        assert str(raw.way) == "1 fresh connection"
+        assert raw.nbytes == WRITE_NBYTES
+        assert raw.gbytes_per_s() > 0
+
+
+def test_memcpy_is_sampled_in_each_way():
+    with MemcpyLimit(WRITE_NBYTES + 77, 3) as limit:
+        assert limit.way in WAYS
+        assert all(limit.gbytes_per_s() > 0 for limit.way in (*WAYS, *WAYS))
+
+
+def test_limit_takes_the_way_with_the_best_median():
+    speeds = {"lucky once": iter([1, 9, 1, 1]), "best": iter([0, 2, 3, 2])}
+
+    class Tried(Limit[str]):
+        def gbytes_per_s(self):
+            return next(speeds[self.way])
+
+    with Tried() as limit:
+        limit.choose(list(speeds))
+        assert limit.way == "best"
+
+
+@pytest.mark.parametrize(
+    "limit", [lambda: RawSockets(WRITE_NBYTES, None), lambda: MemcpyLimit(WRITE_NBYTES, 1)]
+)
+def test_other_bytes_than_were_sent_end_a_limit(tmp_path, monkeypatch, limit):
+    (tmp_path / "sitecustomize.py").write_text(ANOTHER_STAMP)
+    add_to_path(tmp_path, monkeypatch)
+    with pytest.raises(RuntimeError, match="has other bytes"):
+        limit()
+
+
+ANOTHER_STAMP = """
+from tpu_sync_rl.bench import limit
+stamp = limit.stamp
+limit.stamp = lambda memory, number: stamp(memory, number) ^ 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: _limits.send([], b"1", 1), "the number of fds is 0"),
+        (lambda: _limits.receive([0], bytearray(1), 0), "read_nbytes is 0"),
+        (lambda: _limits.copy(bytearray(2), b"1", 1, 0), "differs in size"),
+        (lambda: _limits.copy(bytearray(1), b"1", 0, 0), "num_threads is 0"),
+    ],
+)
+def test_native_limits_refuse_what_they_cannot_do(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_native_limits_say_why_they_failed():
+    with pytest.raises(BrokenPipeError):
+        one, other = socket.socketpair()
+        with one, other:
+            other.close()
+            _limits.send([one.fileno()], bytes(1), 1)
+    with pytest.raises(ProcessLookupError):
+        _limits.read_process(2**22 + 1, 0, bytearray(1), 1)
 
 
 @pytest.mark.end_to_end
@@ -126,10 +197,15 @@ def test_wire_measures_and_writes_every_sample(tmp_path):
     assert {figure["name"]: len(figure["samples"]) for figure in written["figures"]} == {
         "whole call": 2,
         "wire phase": 2,
+        "CPU of both ends": 2,
         "raw sockets": 2,
         "memcpy": 2,
         "pause of a sampler": 2,
     }
+    (cpu,) = (figure for figure in written["figures"] if figure["name"] == "CPU of both ends")
+    assert (cpu["unit"], cpu["limit"]["name"]) == ("s per GB", "CPU of raw sockets")
+    assert min(*cpu["samples"], *cpu["limit"]["samples"]) > 0
+    assert written["limits"]["raw sockets"] in map(str, ALL)
     assert [len(reports) for reports in written["sampler_reports"]] == [2, 2]
     moved = written["trainer_reports"][0][0]["wire_nbytes"]
     assert moved == 2 * written["nbytes"]
@@ -273,7 +349,7 @@ def test_cast_params_are_held_against_the_cast_of_jax():
 
 def test_unknown_congestion_control_is_refused():
     with pytest.raises(ValueError, match="congestion='nothing' can't be used here"):
-        RawLimits(WRITE_NBYTES, "nothing")
+        RawSockets(WRITE_NBYTES, "nothing")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from bench_commands import add_to_path, has_namespaces, measured, needs_namespac
 
 from tpu_sync_rl.bench import models
 from tpu_sync_rl.bench.peer_programs import PeerPrograms
-from tpu_sync_rl.bench.readv_limit import ReadvLimit
+from tpu_sync_rl.bench.readv_limit import THREADS, ReadvLimit
 
 # A Mooncake that writes by process_vm_writev, or only says that it did.
 MOONCAKE = """
@@ -111,4 +111,5 @@ def test_shm_is_held_against_what_the_kernel_copies(tmp_path):
 def test_memory_of_another_process_is_read_again_and_again():
     with ReadvLimit(3 << 20) as readv:
         assert readv.nbytes == 3 << 20
-        assert all(readv.gbytes_per_s() > 0 for _ in range(2))
+        assert readv.way in THREADS
+        assert all(readv.gbytes_per_s() > 0 for readv.way in (*THREADS, *THREADS))

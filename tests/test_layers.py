@@ -171,7 +171,11 @@ def test_module_is_made_of_all_bindings():
 
 @pytest.mark.parametrize(
     "path",
-    [*(PACKAGE / path for path in SOURCES), *sorted(CSRC.glob("*.cc")), *sorted(CSRC.glob("*.h"))],
+    [
+        *(PACKAGE / path for path in SOURCES),
+        *sorted(CSRC.rglob("*.cc")),
+        *sorted(CSRC.rglob("*.h")),
+    ],
     ids=lambda path: path.name,
 )
 def test_file_is_short_and_named_after_what_it_owns(path):

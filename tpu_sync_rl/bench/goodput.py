@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from tpu_sync_rl.bench.netns import Namespaces, Veth
-from tpu_sync_rl.bench.raw_limits import RawLimits
+from tpu_sync_rl.bench.raw_sockets import Connections, RawSockets
 
 _PORT = 5201
 _SECONDS = 1
@@ -38,12 +38,13 @@ class Goodput:
             return
         self._raw = [
             self._exits.enter_context(
-                RawLimits(
+                RawSockets(
                     int(rate_mbit * 1e6 / 8 * _RAW_S),
                     congestion,
                     hosts=[rail.trainer_host],
                     sender=namespaces.trainer,
                     receiver=namespaces.sampler,
+                    ways=[Connections(2, fresh=False)],
                 )
             )
             for rail, rate_mbit in zip(namespaces.rails, rates_mbit, strict=True)
@@ -61,8 +62,8 @@ class Goodput:
 
     def _raw_sockets(self) -> float:
         for raw in self._raw:
-            raw.start_sockets()
-        return sum(raw.finish_sockets() for raw in self._raw)
+            raw.start_sample()
+        return sum(raw.finish_sample() for raw in self._raw)
 
     def _iperf3(self) -> float:
         with contextlib.ExitStack() as exits:

@@ -1,7 +1,7 @@
 """`bench local`: one JAX client, from the mesh of four devices to that of four others.
 
-Each round measures memcpy into reused memory with as many threads, `jax.device_put` across the
-same meshes, and `tpu_sync_rl.sync_weights`, one after the other.
+Each round measures memcpy into reused memory with as many threads (the fastest of three ways),
+`jax.device_put` across the same meshes, and `tpu_sync_rl.sync_weights`, one after the other.
 """
 
 import argparse
@@ -17,7 +17,8 @@ import tpu_sync_rl as tsr
 from tpu_sync_rl.bench import figures, models
 from tpu_sync_rl.bench.cases import NUM_WARMUPS
 from tpu_sync_rl.bench.figures import Figure, Row
-from tpu_sync_rl.bench.raw_limits import RawLimits
+from tpu_sync_rl.bench.memcpy_limit import MemcpyLimit
+from tpu_sync_rl.generations import NUM_THREADS
 
 MOVES = {
     "same sharding": ((1, 4), (1, 4)),
@@ -44,15 +45,15 @@ def run(args: argparse.Namespace) -> None:
     leaves = models.along_axes(models.model(args.model, args.nbytes))
     nbytes = models.model_nbytes(leaves)
     rows = []
-    with RawLimits(nbytes, None) as raw:
+    with MemcpyLimit(nbytes, NUM_THREADS) as limit:
         for name, (trainer, sampler) in MOVES.items():
-            rows += _rows(args, raw, name, _Move(leaves, trainer, sampler))
+            rows += _rows(args, limit, name, _Move(leaves, trainer, sampler))
     figures.print_table(
         f"{args.model}: {len(leaves):,} bf16 leaves, {nbytes / 1e9:.3f} GB, in one process; "
-        f"every byte of {args.rounds} versions a row verified",
+        f"every byte of {args.rounds} versions a row verified; memcpy: {limit.way}",
         rows,
     )
-    figures.write_json(args, rows, nbytes=nbytes)
+    figures.write_json(args, rows, nbytes=nbytes, memcpy=limit.way)
 
 
 class _Move:
@@ -87,11 +88,11 @@ class _Move:
         return self._nbytes / seconds / 1e9
 
 
-def _rows(args: argparse.Namespace, raw: RawLimits, name: str, move: _Move) -> list[Row]:
+def _rows(args: argparse.Namespace, limit: MemcpyLimit, name: str, move: _Move) -> list[Row]:
     ours, copies, puts = [], [], []
     for version in range(1, NUM_WARMUPS + args.rounds + 1):
         move.make(version)
-        copies.append(raw.memcpy_gbytes_per_s())
+        copies.append(limit.gbytes_per_s())
         puts.append(move.device_put(version))
         ours.append(move.sync(version))
     synced, memcpy, put = (

@@ -1,9 +1,9 @@
 """`bench shm`: from one process to another of the same host, through memory that both share.
 
 Whole calls of sync_weights over the rail that sessions choose by themselves. Beside it stand
-`process_vm_readv` (two threads, huge pages at both ends), which is what the kernel copies at best,
-and Ray's object store where Ray is installed: arrays are put there, and views of them are got,
-which share the store's memory.
+`process_vm_readv` (one or two threads, whichever is faster, and huge pages at both ends), which is
+what the kernel copies at best, and Ray's object store where Ray is installed: arrays are put there,
+and views of them are got, which share the store's memory.
 """
 
 import argparse
@@ -58,11 +58,13 @@ def run(args: argparse.Namespace) -> None:
     rows.append(Row(wire, beside["process_vm_readv"]))
     figures.print_table(
         f"{args.model}: {len(case.leaves):,} bf16 leaves, {case.nbytes / 1e9:.3f} GB over "
-        f"{', '.join(moved[-1].rails)}; every byte of {args.rounds} versions verified",
+        f"{', '.join(moved[-1].rails)}; every byte of {args.rounds} versions verified; "
+        f"threads of process_vm_readv: {readv.way}",
         rows,
         beside="limit or peer",
     )
-    figures.write_json(args, rows, nbytes=case.nbytes, rails=sorted(moved[-1].rails))
+    rails = sorted(moved[-1].rails)
+    figures.write_json(args, rows, nbytes=case.nbytes, rails=rails, readv_threads=readv.way)
 
 
 def _sampled(peer: PeerPrograms, nbytes: int) -> Callable[[], float]:

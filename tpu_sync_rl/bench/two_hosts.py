@@ -13,7 +13,7 @@ from typing import Any
 
 from tpu_sync_rl import authentication
 from tpu_sync_rl.addresses import check_exposure, port_after, split_address
-from tpu_sync_rl.bench import programs, raw_limits
+from tpu_sync_rl.bench import programs, raw_sockets
 from tpu_sync_rl.bench.cases import Settings
 from tpu_sync_rl.errors import AuthError, SyncTimeoutError
 
@@ -145,7 +145,7 @@ def serve(settings: Settings) -> None:
 
 def _receive(pipe: HostPipe, nics: Sequence[str] | None) -> None:
     with pipe:  # so that the other host learns of a failure
-        raw_limits.receive(pipe, nics)
+        raw_sockets.receive(pipe, nics)
 
 
 def _dial(address: tuple[str, int], token: bytes, role: str, deadline: float) -> HostPipe:

@@ -1,8 +1,11 @@
 """`bench wire`: whole calls of sync_weights between separate programs over loopback TCP.
 
 Steady state: the first two versions are not counted. Each round measures raw sockets, memcpy and
-one version, one after the other, so that a noisy machine treats them alike. With
-`--staging=pinned_host` copies between devices and host memory come before and behind the wire.
+one version, one after the other, so that a noisy machine treats them alike. Both limits are native
+code by the fastest way here, as a trial before the rounds finds: 1, 2 or 4 connections, persistent
+or fresh. CPU seconds are those of both ends, for each GB. TSR_CPU=avx2 in the environment shows
+what CPUs without AVX-512 do. With `--staging=pinned_host` copies between devices and host memory
+come before and behind the wire.
 
 Between two hosts, the same command runs on both, with the same options, and the same token in
 TSR_TOKEN or TSR_TOKEN_FILE: one with `--role=trainer`, which prints the table, and one with
@@ -19,14 +22,18 @@ from tpu_sync_rl.addresses import is_loopback, split_address
 from tpu_sync_rl.bench import cases, figures, models, two_hosts
 from tpu_sync_rl.bench.cases import Case, Layout, Place, Settings, Sync
 from tpu_sync_rl.bench.figures import Figure, Row
+from tpu_sync_rl.bench.memcpy_limit import MemcpyLimit
 from tpu_sync_rl.bench.processes import Pipe
 from tpu_sync_rl.bench.programs import Programs, interleaved
-from tpu_sync_rl.bench.raw_limits import RawLimits
+from tpu_sync_rl.bench.raw_sockets import RawSockets
 from tpu_sync_rl.bench.two_hosts import SamplerHost
+from tpu_sync_rl.generations import NUM_THREADS
 from tpu_sync_rl.job_token import resolve_token
 from tpu_sync_rl.nics import find_nics
 
 CASE = "wire"
+CPU = "CPU of raw sockets"
+CPU_UNIT = "s per GB"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,16 +75,22 @@ def run(args: argparse.Namespace) -> None:
             pipes = exits.enter_context(SamplerHost(settings)).pipes
             hosts = _hosts(args)
         raw = exits.enter_context(
-            RawLimits(case.nbytes, args.congestion, hosts=hosts, there=pipes.get("sockets"))
+            RawSockets(case.nbytes, args.congestion, hosts=hosts, there=pipes.get("sockets"))
         )
+        copier = exits.enter_context(MemcpyLimit(case.nbytes, NUM_THREADS))
         programs = exits.enter_context(Programs(settings, pipes.get("sampler")))
-        limits = {"raw sockets": raw.sockets_gbytes_per_s, "memcpy": raw.memcpy_gbytes_per_s}
+        limits = {
+            "raw sockets": raw.gbytes_per_s,
+            CPU: lambda: raw.cpu_s_per_gbyte,  # of the sample before
+            "memcpy": copier.gbytes_per_s,
+        }
         syncs, samples = interleaved(programs, [CASE], args.rounds, limits)
     moved = syncs[CASE]
-    sockets, memcpy = (Figure(name, values) for name, values in samples.items())
+    sockets, memcpy = (Figure(name, samples[name]) for name in ("raw sockets", "memcpy"))
     rows = [
         Row(Figure("whole call", [x.nbytes / x.call_s / 1e9 for x in moved]), sockets),
         Row(Figure("wire phase", [x.nbytes / x.stage_s("wire") / 1e9 for x in moved]), sockets),
+        *_cpu_rows(args, moved, samples[CPU]),
         *_verify_rows(args, moved, memcpy),
         *_stage_rows(args, moved),
         Row(sockets),
@@ -87,16 +100,28 @@ def run(args: argparse.Namespace) -> None:
     figures.print_table(
         f"{args.model}: {len(case.leaves):,} bf16 leaves, {case.nbytes / 1e9:.3f} GB; "
         f"{case.trainer} in {args.trainer_processes} to {args.replicas} × {case.sampler} in "
-        f"{args.sampler_processes} processes; every byte of {args.rounds} versions verified",
+        f"{args.sampler_processes} processes; every byte of {args.rounds} versions verified; "
+        f"raw sockets: {raw.way}; memcpy: {copier.way}",
         rows,
     )
     figures.write_json(
         args,
         rows,
         nbytes=case.nbytes,
+        limits={"raw sockets": str(raw.way), "memcpy": copier.way},
         trainer_reports=[[sample.report for sample in x.trainers] for x in moved],
         sampler_reports=[[sample.report for sample in x.samplers] for x in moved],
     )
+
+
+def _cpu_rows(
+    args: argparse.Namespace, moved: Sequence[Sync], of_sockets: Sequence[float]
+) -> list[Row]:
+    """CPU seconds for each GB beside those of raw sockets, where both ends are here."""
+    if args.role is not None:
+        return []
+    ours = Figure("CPU of both ends", [x.cpu_s / x.nbytes * 1e9 for x in moved], CPU_UNIT)
+    return [Row(ours, Figure(CPU, of_sockets, CPU_UNIT))]
 
 
 def _verify_rows(args: argparse.Namespace, moved: Sequence[Sync], memcpy: Figure) -> list[Row]:
