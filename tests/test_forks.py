@@ -94,7 +94,6 @@ def test_calls_in_a_fork_say_whose_session_it_is(sessions):
         lambda: trainer.sync_weights({"w": jnp.zeros(1000)}),
         sampler.sync_weights,
         lambda: next(sampler),
-        sampler.release_current,
         handle.done,
         handle.result,
     ):

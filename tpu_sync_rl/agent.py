@@ -73,7 +73,7 @@ class _Call:
             self._changed.notify_all()
 
 
-Session = TypeVar("Session", TrainerSession, SamplerSession)
+Session = TypeVar("Session", bound=TrainerSession | SamplerSession)
 
 
 class SessionAgent(Agent, Generic[Session]):
@@ -235,7 +235,16 @@ def _nbytes_here(like: jax.ShapeDtypeStruct, program: Program) -> int:
     return num_devices * nbytes
 
 
-class SamplerAgent(SessionAgent[SamplerSession]):
+class _AgentsSession(SamplerSession):
+    """What an agent has, whose arrays may be copied to where they are used."""
+
+    def release_current(self) -> None:
+        """Gives the memory of `current` back at once: its params must not be read any more."""
+        self._maker.check()
+        self._updates.release()
+
+
+class SamplerAgent(SessionAgent[_AgentsSession]):
     """Receives the shards that one host has of a replica's params."""
 
     def __init__(self, *arguments: Any, are_copied: bool) -> None:
@@ -297,7 +306,7 @@ class SamplerAgent(SessionAgent[SamplerSession]):
             self._session.close()
 
     def _join(self, program: Program, deadline: float) -> None:
-        self._session = SamplerSession(
+        self._session = _AgentsSession(
             self._options,
             program,
             self._staging,

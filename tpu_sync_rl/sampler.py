@@ -229,14 +229,6 @@ class SamplerSession:
         except JobEndedError:
             raise StopIteration from None
 
-    def release_current(self) -> None:
-        """Gives the memory of `current` back at once: its params must not be read any more.
-
-        For agents, whose arrays are copied to where they are used.
-        """
-        self._maker.check()
-        self._updates.release()
-
     def close(self) -> None:
         """Leaves the job at once; arrays that it returned stay valid. Idempotent.
 
