@@ -34,6 +34,7 @@ FLOORS = (
     ("plan", "local_shards", "shared_boxes"),
     # effects: device memory, host memory, sockets
     ("nics", "handshake", "same_host"),
+    ("nic_pairs",),
     ("buffers", "rails", "transport"),
     ("generation_layout", "listener"),
     ("generations",),

@@ -1,5 +1,6 @@
 """Which NICs carry data, and what the kernel says that they are made for."""
 
+import errno
 import socket
 from pathlib import Path
 
@@ -102,6 +103,98 @@ def test_mtu_and_speed_are_those_that_the_kernel_knows(nic, speed, gbytes_per_s)
         nic.says(speed=speed)
     (here,) = nics.find_nics()
     assert here.line == Line(LO_MTU_NBYTES, gbytes_per_s)
+
+
+# What /proc/net/if_inet6 says: address, index, prefix length, scope, flags, NIC.
+GLOBAL = "20010db8000000000000000000000002 01 40 00 80 lo"
+UNIQUE_LOCAL = "fd000000000000000000000000000002 01 70 00 80 lo"
+TEMPORARY = "20010db8000000000000000000000003 01 40 00 01 lo"
+DEPRECATED = "20010db8000000000000000000000004 01 40 00 a0 lo"
+TENTATIVE = "20010db8000000000000000000000005 01 40 00 c0 lo"
+LINK_LOCAL = "fe800000000000000000000000000002 01 40 20 80 lo"
+
+
+@pytest.fixture
+def ipv6(nic, tmp_path, monkeypatch):
+    """A NIC without an IPv4 address."""
+    ioctl = nics._ioctl
+
+    def without_ipv4(name: str, request: int) -> bytes:
+        if request == nics._SIOCGIFADDR:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return ioctl(name, request)
+
+    monkeypatch.setattr(nics, "_ioctl", without_ipv4)
+    monkeypatch.setattr(nics, "_ADDRESSES_6", tmp_path / "if_inet6")
+    return tmp_path / "if_inet6"
+
+
+@pytest.mark.parametrize(
+    ("lines", "host"),
+    [
+        ([GLOBAL], "2001:db8::2"),
+        ([UNIQUE_LOCAL], "fd00::2"),
+        ([LINK_LOCAL, TEMPORARY, DEPRECATED, GLOBAL], "2001:db8::2"),
+        ([LINK_LOCAL, TEMPORARY], "2001:db8::3"),
+    ],
+)
+def test_nic_with_ipv6_alone_is_found_at_its_best_address(ipv6, lines, host):
+    ipv6.write_text("\n".join(lines))
+    (found,) = nics.find_nics()
+    assert (found.name, found.host, found.line) == ("lo", host, Line(LO_MTU_NBYTES))
+    assert nics.find_nics(["lo"]) == nics.find_nics([host]) == [found]
+    assert nics.find_nics([host.upper()]) == [found]
+    assert found.is_beside(f"{host[:-1]}99") and not found.is_beside("10.0.0.1")
+
+
+@pytest.mark.parametrize("lines", [[], [LINK_LOCAL], [TENTATIVE]])
+def test_nic_without_an_address_for_others_is_told_of(ipv6, lines):
+    ipv6.write_text("\n".join(lines))
+    assert found() == []
+    with pytest.raises(ValueError, match="'lo' has no IPv4 address, and no IPv6 one beyond its li"):
+        nics.find_nics(["lo"])
+
+
+def test_link_local_address_is_refused():
+    for name in ("fe80::2", "fe80::2%lo"):
+        with pytest.raises(ValueError, match="is known on its link alone: name a global or uni"):
+            nics.find_nics([name])
+
+
+def test_nic_with_both_has_both_and_ipv4_first(nic, tmp_path, monkeypatch):
+    monkeypatch.setattr(nics, "_ADDRESSES_6", tmp_path / "if_inet6")
+    (tmp_path / "if_inet6").write_text(GLOBAL)
+    assert [x.host for x in nics.find_nics()] == ["127.0.0.1", "2001:db8::2"]
+    assert [x.host for x in nics.find_nics(["2001:db8::2"])] == ["2001:db8::2"]
+
+
+def test_routes_of_ipv6_count_and_those_that_lead_nowhere_do_not(ipv6, tmp_path, monkeypatch):
+    none = "0" * 32
+    ipv6.write_text(UNIQUE_LOCAL)
+    monkeypatch.setattr(nics, "_ROUTES_6", tmp_path / "ipv6_route")
+    lines = [
+        f"20010db8{'0' * 24} 20 {none} 00 {none} 00000400 1 0 00000001 lo",
+        f"fd00{'0' * 28} 10 {none} 00 {none} 00000400 1 0 00000201 lo",
+        f"{none} 00 {none} 00 {none} ffffffff 1 0 00200200 lo",
+    ]
+    (tmp_path / "ipv6_route").write_text("\n".join(lines))
+    (found,) = nics.find_nics()
+    assert found.reaches("2001:db8:9::1")
+    assert not found.reaches("fd00:1:1:1::1") and not found.reaches("2002::1")
+
+
+def test_what_a_sandbox_hides_is_not_known(nic, monkeypatch):
+    for path in ("_ROUTES", "_ROUTES_6", "_ADDRESSES_6", "_SYSFS", "_NODES"):
+        monkeypatch.setattr(nics, path, Path("/nowhere"))
+    assert [x.host for x in nics.find_nics()] == ["127.0.0.1"]
+    assert nics.numa_nodes() == ()
+    monkeypatch.setattr(socket, "if_nameindex", deny)
+    assert found() == []
+    assert [x.host for x in nics.find_nics(["10.0.0.7"])] == ["10.0.0.7"]
+
+
+def deny() -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
+from tpu_sync_rl.addresses import join_address
 from tpu_sync_rl.colocated import are_remote
 from tpu_sync_rl.connect import connect_sampler, connect_trainer
 from tpu_sync_rl.manifest import Rename
-from tpu_sync_rl.nics import LOOPBACK, find_nics
+from tpu_sync_rl.nics import find_nics, loopback
 from tpu_sync_rl.one_client import matched, route_key
 from tpu_sync_rl.options import DEFAULT_TIMEOUT_S
 from tpu_sync_rl.program import share
@@ -34,11 +35,11 @@ class _Route:
         devices = {
             device for leaf in jax.tree.leaves(params) for device in leaf.sharding.device_set
         }
-        host = find_nics()[0].host if are_remote(devices) else LOOPBACK.host
+        host = (find_nics()[0] if are_remote(devices) else loopback()).host
         token = share(secrets.token_hex(16), time.monotonic() + DEFAULT_TIMEOUT_S)
         self._lock = threading.Lock()
         self._trainer = connect_trainer(
-            coordinator=f"{host}:0",
+            coordinator=join_address(host, 0),
             job="one client",
             min_replicas=1,
             token=token,

@@ -14,7 +14,7 @@ from tpu_sync_rl import authentication, handshake, same_host
 from tpu_sync_rl.addresses import is_loopback, split_address
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.handshake import Code, Hello
-from tpu_sync_rl.nics import LOOPBACK, Nic, find_nics
+from tpu_sync_rl.nics import Nic, find_nics, loopback
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.rails import HANDSHAKE_S, Connection, new_socket, tune
 from tpu_sync_rl.report import UNKNOWN_LINE, Line
@@ -113,12 +113,17 @@ class Listener:
         self._selector.register(wake, selectors.EVENT_READ, None)
         only_here = is_loopback(split_address(coordinator)[0])
         if only_here or not (options.token or options.insecure):
-            nics = [LOOPBACK]
+            nics = [loopback()]
         else:
             nics = find_nics(options.nics)
         try:
             for nic in nics:
-                self._listen(nic)
+                try:
+                    self._listen(nic)
+                except OSError as error:
+                    if all(at.nic != nic.name for at in self.addresses):
+                        raise
+                    self._log.info(f"does not listen on {nic.host}, too ({nic.name}): {error}")
             if options.same_host == "auto":
                 self._listen_here()
         except ValueError:

@@ -12,7 +12,8 @@ from tpu_sync_rl import authentication, handshake, same_host
 from tpu_sync_rl.addresses import is_loopback, join_address
 from tpu_sync_rl.errors import AuthError, PeerLostError
 from tpu_sync_rl.handshake import Code, Hello
-from tpu_sync_rl.nics import LOOPBACK, Nic, find_nics
+from tpu_sync_rl.nic_pairs import pair_up
+from tpu_sync_rl.nics import LOOPBACK, LOOPBACK_6, Nic, find_nics
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.report import UNKNOWN_LINE, Line
 from tpu_sync_rl.same_host import NotSharedError
@@ -115,27 +116,25 @@ def pair(
 
 
 def pair_nics(wanted: Sequence[str] | None, addresses: Sequence[Address]) -> list[Rail]:
-    """Pairs the local NICs, or those `wanted`, with `addresses`: each of both sides is in a rail.
+    """Pairs the local NICs, or those `wanted`, with `addresses`, as `pair_up` does.
 
-    NICs of one subnet go together, others by their order. Local NICs without a route to any of
-    them are left out, unless they are wanted or no NIC has one. The first rails are those of
-    `addresses`, one each and in their order.
+    Local NICs without a route to any of them are left out, unless they are wanted or no NIC has
+    one.
 
     Raises:
-        ValueError: `wanted` names what is no NIC here.
+        ValueError: `wanted` names what is no NIC here, or one side has IPv4 alone, the other IPv6.
     """
     loopback = all(is_loopback(address.host) for address in addresses)
-    nics = [LOOPBACK] if loopback else find_nics(wanted)
+    nics = [LOOPBACK, LOOPBACK_6] if loopback else find_nics(wanted)
     if wanted is None:
         nics = [nic for nic in nics if any(nic.reaches(a.host) for a in addresses)] or nics
-    pairs: list[tuple[Nic, Address]] = []
-    for index, address in enumerate(addresses):
-        near = [nic for nic in nics if nic.is_beside(address.host)] or nics
-        pairs.append((near[index % len(near)], address))
-    for index, nic in enumerate(nics):
-        if all(nic is not paired for paired, _ in pairs):
-            near_addresses = [a for a in addresses if nic.is_beside(a.host)] or addresses
-            pairs.append((nic, near_addresses[index % len(near_addresses)]))
+    pairs = pair_up(nics, addresses)
+    if not pairs:
+        theirs, ours = ([x.host for x in side] for side in (addresses, nics))
+        raise ValueError(
+            f"it listens at {', '.join(theirs)}, which no address here goes with "
+            f"({', '.join(ours)}): give both sides IPv4, or both global IPv6 addresses"
+        )
     return [Rail.between(nic, address) for nic, address in pairs]
 
 

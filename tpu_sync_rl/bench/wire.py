@@ -161,4 +161,9 @@ def _settings(args: argparse.Namespace, case: Case) -> Settings:
 def _hosts(args: argparse.Namespace) -> list[str]:
     """Addresses of the NICs that this host serves on."""
     host, _ = split_address(args.coordinator)
-    return [host] if is_loopback(host) else [nic.host for nic in find_nics(args.nics)]
+    if is_loopback(host):
+        return [host]
+    first: dict[str, str] = {}  # a NIC may have two
+    for nic in find_nics(args.nics):
+        first.setdefault(nic.name, nic.host)
+    return [*first.values()]

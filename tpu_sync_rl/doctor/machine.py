@@ -55,11 +55,13 @@ def examine(
             str(error),
             "there is loopback alone: programs of other hosts are not reached",
         )
-    yield from map(_nic, found)
-    if any(nic.shares_subnet for nic in found):
+    names = [*dict.fromkeys(nic.name for nic in found)]
+    for name in names:
+        yield _nic([nic for nic in found if nic.name == name])
+    if any(nic.shares_subnet and ":" not in nic.host for nic in found):
         yield _shared_subnet()
     yield from _nics_that_are_down()
-    yield _open_files(num_streams * max(1, len(found)))
+    yield _open_files(num_streams * max(1, len(names)))
     yield _memory(nbytes, num_generations)
     yield _shared_memory()
     yield _huge_pages()
@@ -86,10 +88,11 @@ def _checksums() -> Finding:
     return Finding("checksums", "ok", f"CRC32C by {name}")
 
 
-def _nic(nic: Nic) -> Finding:
+def _nic(faces: Sequence[Nic]) -> Finding:
+    nic = faces[0]
     mtu_nbytes, gbits_per_s = nic.line.mtu_nbytes, 8 * (nic.line.gbytes_per_s or 0)
     speed = f"{gbits_per_s:g} Gbit/s" if gbits_per_s else "speed unknown"
-    seen = f"{nic.host}, MTU {mtu_nbytes or 'unknown'}, {speed}"
+    seen = f"{' and '.join(face.host for face in faces)}, MTU {mtu_nbytes or 'unknown'}, {speed}"
     if gbits_per_s >= _FAST_GBITS_PER_S and mtu_nbytes and mtu_nbytes < _JUMBO_NBYTES:
         advice = f"with an MTU of {_JUMBO_NBYTES}, at both ends and in between, it costs less CPU"
         return Finding(f"NIC {nic.name}", "note", seen, advice)
