@@ -63,6 +63,10 @@ def sync_weights(
     mesh of this JAX client: see `one_client.sync_weights`. Where their devices belong to other
     processes, as under Pathways, agents there do it, as `agent` of `connect_trainer` says.
 
+    Params may alias NumPy memory on a CPU, as those of `jax.device_put(x)` do. Do not write to it
+    before the session has published the next version: a sampler that joins late would get the
+    later bytes as this one.
+
     Example:
         >>> import jax, numpy as np, tpu_sync_rl as tsr
         >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec as P

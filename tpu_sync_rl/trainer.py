@@ -168,6 +168,10 @@ class TrainerSession:
         it returns when that is whole, at the earliest. Blocks; may be called from any thread, one
         call at a time.
 
+        Params may alias NumPy memory on a CPU, as those of `jax.device_put(x)` do. Do not write to
+        it before the next version is published: samplers that join late read it again, and would
+        get the later bytes as this version. `jnp.array(x)` copies.
+
         Args:
             params: pytree of jax.Arrays, the same leaves in every call of a session.
             version: int ≥ 0 that grows; None is the last one + 1, and 1 at first.
