@@ -19,10 +19,13 @@ void UniqueFd::Close() {
 
 bool IoResult::would_block() const { return error_ == EAGAIN || error_ == EWOULDBLOCK; }
 
-const char* IoResult::reason() const {
-  // strerrordesc_np() is thread-safe, unlike strerror().
-  const char* text = error_ == 0 ? "closed by the peer" : ::strerrordesc_np(error_);
-  return text == nullptr ? "unknown error" : text;
+std::string IoResult::reason() const {
+  if (error_ == 0) return "closed by the peer";
+  // Thread-safe, unlike strerror().
+  const char* text = ::strerrordesc_np(error_);
+  const char* name = ::strerrorname_np(error_);
+  if (text == nullptr || name == nullptr) return "errno " + std::to_string(error_);
+  return std::string(text) + " (" + name + ")";
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <string>
 #include <utility>
 
 #include "status.h"
@@ -43,8 +44,8 @@ class IoResult {
   bool would_block() const;
   // The connection is of no use any more: end of stream, reset, or an error.
   bool lost() const { return nbytes_ == 0 && !would_block(); }
-  // Why it is lost, for people.
-  const char* reason() const;
+  // Why it is lost, for people; with the name of errno.
+  std::string reason() const;
 
  private:
   IoResult(size_t nbytes, int error) : nbytes_(nbytes), error_(error) {}

@@ -30,6 +30,7 @@ Status Fetcher::Make(const Plan* plan, const FetcherOptions& options,
         SinkWorker{.plan = plan,
                    .window = static_cast<size_t>(options.window),
                    .peer_timeout = peer_timeout,
+                   .full_nbytes = options.full_nbytes,
                    .checksums = options.checksums,
                    .tells_done = options.tells_done,
                    .wake_all = [self = fetcher.get()] { self->WakeAll(); },
@@ -87,10 +88,25 @@ int Fetcher::NumStreams(uint32_t process, const std::optional<std::string>& rail
   if (source == nullptr) return 0;
   std::lock_guard lock(source->mutex);
   int num_streams = 0;
-  for (const auto& [name, num] : source->num_streams) {
-    if (!rail || name == *rail) num_streams += num;
+  for (const auto& [name, streams] : source->rails) {
+    if (!rail || name == *rail) num_streams += streams.num_streams;
   }
   return num_streams;
+}
+
+bool Fetcher::IsFull(uint32_t process, const std::string& rail) {
+  SourceLink* source = Find(process);
+  if (source == nullptr) return false;
+  std::lock_guard lock(source->mutex);
+  const auto found = source->rails.find(rail);
+  return found != source->rails.end() && found->second.num_streams > 0 &&
+         found->second.num_full == found->second.num_streams;
+}
+
+std::vector<Trouble> Fetcher::Troubles() {
+  std::vector<Trouble> troubles;
+  for (SourceLink& source : sources_) AddTroubles(&source, &troubles);
+  return troubles;
 }
 
 Status Fetcher::Begin(uint64_t version, std::span<const uint64_t> sink_addresses,
@@ -120,6 +136,7 @@ Status Fetcher::Begin(std::shared_ptr<Fetch> fetch) {
     active_ = true;
     fetch_ = fetch;
   }
+  for (SourceLink& source : sources_) ForgetLosses(&source);
   for (const auto& worker : workers_) {
     worker->loop->Post([worker = worker.get(), fetch] {
       worker->fetch = fetch;

@@ -26,6 +26,8 @@ struct FetcherOptions {
   int num_workers = 2;
   int window = 3;
   double peer_timeout_s = 0;
+  // A stream that has so much under way gains nothing by asking for more: more streams may.
+  uint64_t full_nbytes = 2 << 20;
   bool traced = false;  // keeps a log of chunks
   bool checksums = true;
   // Tells sources which chunks are verified, so that they let go of leaves. Not where digests are
@@ -45,6 +47,8 @@ class Fetcher {
   Status AddStream(uint32_t process, Connection connection, const std::string& rail);
   // Streams to a source that are alive, on one rail or on all.
   int NumStreams(uint32_t process, const std::optional<std::string>& rail = std::nullopt);
+  // Whether every stream to a source on a rail is full.
+  bool IsFull(uint32_t process, const std::string& rail);
 
   // Starts a version. Chunks of a source without a stream wait for one.
   Status Begin(uint64_t version, std::span<const uint64_t> sink_addresses,
@@ -65,6 +69,8 @@ class Fetcher {
   ChunkLog* log() { return log_.get(); }  // null where it is not traced
   // From the begin to the last verified chunk of the version that began last; 0 at first.
   double fetch_seconds() const;
+  // The rails whose streams get nothing, or were lost since the version that began last did.
+  std::vector<Trouble> Troubles();
   template <typename Visit>
   void ForEachSource(Visit visit) {
     for (SourceLink& source : sources_) visit(source);

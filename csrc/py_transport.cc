@@ -44,6 +44,9 @@ py::dict StatsOf(const RailStatsTable& table) {
     row["wire_s"] = static_cast<double>(stats->wire_ns.load()) * 1e-9;
     row["checksum_s"] = static_cast<double>(stats->checksum_ns.load()) * 1e-9;
     row["busy_s"] = std::chrono::duration<double>(stats->busy.total()).count();
+    row["num_streams"] = stats->num_streams.load();
+    row["window_nbytes"] = stats->window_nbytes.load();
+    row["round_trip_s"] = static_cast<double>(stats->rtt_ns.load()) * 1e-9;
     rails[py::str(rail)] = row;
   }
   return rails;
@@ -76,6 +79,17 @@ py::dict LostReasons(Fetcher& fetcher) {
   return reasons;
 }
 
+// As transport.Trouble has them.
+py::list TroublesOf(Fetcher& fetcher) {
+  py::list troubles;
+  for (const Trouble& trouble : fetcher.Troubles()) {
+    troubles.append(py::make_tuple(trouble.process, trouble.rail, trouble.num_stalled,
+                                   trouble.stalled_nbytes, trouble.stalled_s, trouble.num_lost,
+                                   TextOf(trouble.lost_reason)));
+  }
+  return troubles;
+}
+
 Owned<Exporter> MakeExporter(const ShardDirectory& directory, int num_workers,
                              uint64_t max_chunk_nbytes, double peer_timeout_s, bool traced) {
   std::unique_ptr<Exporter> exporter;
@@ -85,8 +99,9 @@ Owned<Exporter> MakeExporter(const ShardDirectory& directory, int num_workers,
 }
 
 Owned<Fetcher> MakeFetcher(const Plan& plan, int num_workers, int window, double peer_timeout_s,
-                           bool traced, bool checksums, bool tells_done) {
-  const FetcherOptions options{num_workers, window, peer_timeout_s, traced, checksums, tells_done};
+                           uint64_t full_nbytes, bool traced, bool checksums, bool tells_done) {
+  const FetcherOptions options{num_workers, window,    peer_timeout_s, full_nbytes,
+                               traced,      checksums, tells_done};
   std::unique_ptr<Fetcher> fetcher;
   ThrowIfError(Fetcher::Make(&plan, options, &fetcher));
   return Owned<Fetcher>(fetcher.release());
@@ -173,8 +188,8 @@ void BindFetcher(py::module_& module) {
              py::arg("addresses"), py::arg("strides"), py::arg("layouts"), py::arg("num_threads"));
   py::class_<Fetcher, Owned<Fetcher>>(module, "Fetcher")
       .def(py::init(&MakeFetcher), py::arg("plan"), py::arg("num_workers"), py::arg("window"),
-           py::arg("peer_timeout_s"), py::arg("traced"), py::arg("checksums"),
-           py::arg("tells_done"), py::keep_alive<1, 2>())
+           py::arg("peer_timeout_s"), py::arg("full_nbytes"), py::arg("traced"),
+           py::arg("checksums"), py::arg("tells_done"), py::keep_alive<1, 2>())
       .def(
           "add_stream",
           [](Fetcher& self, uint32_t process, int fd, const std::string& rail, int ring_fd) {
@@ -184,6 +199,7 @@ void BindFetcher(py::module_& module) {
           py::arg("source_process"), py::arg("fd"), py::arg("rail"), py::arg("ring_fd") = -1)
       .def("num_streams", &Fetcher::NumStreams, py::arg("source_process"),
            py::arg("rail") = py::none())
+      .def("is_full", &Fetcher::IsFull, py::arg("source_process"), py::arg("rail"))
       .def(
           "begin",
           [](Fetcher& self, uint64_t version, const Array<uint64_t>& sink_addresses,
@@ -209,6 +225,7 @@ void BindFetcher(py::module_& module) {
       .def("progress_nbytes", &Fetcher::ProgressNbytes)
       .def("fetch_seconds", &Fetcher::fetch_seconds)
       .def("lost_reasons", &LostReasons)
+      .def("troubles", &TroublesOf)
       .def("end", &Fetcher::End, py::call_guard<GilReleased>())
       .def("stats", [](const Fetcher& self) { return StatsOf(self.stats()); })
       .def("take_events", [](Fetcher& self) { return TakeEvents(self.log()); })

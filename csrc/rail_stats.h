@@ -65,6 +65,10 @@ struct RailStats {
   std::atomic<uint64_t> wire_ns = 0;      // in sendmsg, recvmsg
   std::atomic<uint64_t> checksum_ns = 0;
   BusyTime busy;
+  // At a sink, now.
+  std::atomic<uint64_t> num_streams = 0;
+  std::atomic<uint64_t> window_nbytes = 0;  // that all of them together ask for ahead
+  std::atomic<uint64_t> rtt_ns = 0;         // of the stream that measured it last
 };
 
 // Adds the time since the last lap, or since it was made, to a counter.

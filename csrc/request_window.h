@@ -38,19 +38,20 @@ class RequestWindow {
     came_nbytes_ = 0;
   }
   // Counts what has come. `rtt` says how long the way there and back takes, 0 where that is not
-  // known; it is called once a round at most.
+  // known; it is called once a round at most. Returns whether the flight was measured anew.
   template <typename Rtt>
-  void Received(uint64_t nbytes, Clock::time_point now, Rtt rtt) {
+  bool Received(uint64_t nbytes, Clock::time_point now, Rtt rtt) {
     came_nbytes_ += nbytes;
     const Clock::duration round = now - began_;
-    if (round < std::max(kMinRound, rtt_)) return;
+    if (round < std::max(kMinRound, rtt_)) return false;
     rtt_ = rtt();
-    if (round < rtt_ || rtt_ == Clock::duration(0)) return;
+    if (round < rtt_ || rtt_ == Clock::duration(0)) return false;
     const double rtts = std::chrono::duration<double>(round) / std::chrono::duration<double>(rtt_);
     const auto flight = static_cast<uint64_t>(static_cast<double>(came_nbytes_) / rtts);
     // A round trip in which a packet was lost, or a leaf was still to come, is soon made up for.
     flight_nbytes_ = std::max(flight, flight_nbytes_ - flight_nbytes_ / 8);
     Resume(now);
+    return true;
   }
   Clock::duration rtt() const { return rtt_; }
 

@@ -23,6 +23,8 @@ constexpr Clock::duration kPingEvery = std::chrono::milliseconds(500);
 // A stream whose source is heard on others is given up after this long: its link is down, and its
 // chunks must not wait for TCP to find out. Above what three lost packets in a row cost it.
 constexpr Clock::duration kMaxSilence = std::chrono::milliseconds(1500);
+// A stream that waits for longer than this is told of.
+constexpr Clock::duration kStalledAfter = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -31,14 +33,12 @@ SinkStream::SinkStream(UniqueFd fd, std::unique_ptr<Pipe> pipe, SourceLink* sour
     : Pollable(std::move(fd)),
       pipe_(std::move(pipe)),
       source_(source),
-      rail_(rail),
       stats_(stats),
       worker_(worker),
+      on_rail_(source, rail, stats, worker->full_nbytes,
+               worker->window * static_cast<uint64_t>(worker->plan->input.chunk_nbytes)),
       track_(log, rail),
-      window_(worker->window, kSmallNbytes) {
-  std::lock_guard lock(source_->mutex);
-  ++source_->num_streams[rail_];
-}
+      window_(worker->window, kSmallNbytes) {}
 
 void SinkStream::Close() {
   if (closed()) return;
@@ -49,10 +49,7 @@ void SinkStream::Close() {
   requests_.clear();
   requested_nbytes_ = 0;
   busy_.Set(false);
-  {
-    std::lock_guard lock(source_->mutex);
-    --source_->num_streams[rail_];
-  }
+  on_rail_.Leave();
   CloseFd();
 }
 
@@ -71,11 +68,7 @@ void SinkStream::Lose(const std::string& reason) {
     worker_->fetch->queue(source_->index).GiveBack(this, request.chunk);
     stats_->num_retries.fetch_add(1, std::memory_order_relaxed);
   }
-  stats_->num_lost.fetch_add(1, std::memory_order_relaxed);
-  {
-    std::lock_guard lock(source_->mutex);
-    source_->lost_reason = reason;
-  }
+  on_rail_.Lost(reason);
   Close();
   worker_->wake_all();
 }
@@ -100,6 +93,8 @@ void SinkStream::OnTick(Clock::time_point now) {
     } else if (source_->last_heard.load() > last_progress_ + kMaxSilence &&
                requests_.front().kind != FrameKind::kTable) {
       Lose("silent while others of its source were not");
+    } else if (now - last_progress_ > kStalledAfter) {
+      on_rail_.SetStalled({last_progress_, requested_nbytes_});
     }
   } else if (now - last_sent_ > std::min(kPingEvery, worker_->peer_timeout / 4)) {
     Ask(Frame{.kind = FrameKind::kPing});
@@ -232,7 +227,10 @@ SinkStream::Step SinkStream::Receive() {
   if (result.nbytes() == 0) return Step::kBlocked;
   last_progress_ = Clock::now();
   source_->last_heard.store(last_progress_, std::memory_order_relaxed);
-  window_.Received(result.nbytes(), last_progress_, [this] { return pipe_->Rtt(); });
+  on_rail_.SetMoving();
+  if (window_.Received(result.nbytes(), last_progress_, [this] { return pipe_->Rtt(); })) {
+    on_rail_.Measured(window_);
+  }
 
   if (payload_left_ > 0) {
     TakePayload(result.nbytes());

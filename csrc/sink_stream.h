@@ -19,31 +19,18 @@
 #include "pipe.h"
 #include "rail_stats.h"
 #include "request_window.h"
+#include "source_link.h"
 #include "wire.h"
 
 namespace tsr {
-
-// What the streams to one source share, on whichever worker they are. Thread-safe.
-struct SourceLink {
-  enum class Table : uint8_t { kAbsent, kUploading, kHeld };
-
-  uint32_t process = 0;
-  size_t index = 0;  // in Plan::sources
-  std::atomic<Table> table = Table::kAbsent;
-  std::atomic<uint32_t> table_id = 0;                                    // valid once it is held
-  std::atomic<Clock::time_point> last_heard = Clock::time_point::min();  // on any stream
-
-  std::mutex mutex;
-  std::map<std::string, int> num_streams;  // guarded by mutex, as the rest; per rail
-  std::string lost_reason;                 // of the stream that was lost last
-};
 
 // What the streams of one worker share. Outlives them.
 struct SinkWorker {
   const Plan* plan;
   size_t window;  // requests in flight on a stream, at least; see RequestWindow
   Clock::duration peer_timeout;
-  bool checksums;  // see FetcherOptions
+  uint64_t full_nbytes;  // see FetcherOptions, as the rest
+  bool checksums;
   bool tells_done;
   // Has every stream of every worker look for something to do. Any thread.
   std::function<void()> wake_all;
@@ -110,9 +97,9 @@ class SinkStream final : public Pollable {
 
   const std::unique_ptr<Pipe> pipe_;
   SourceLink* const source_;
-  const std::string rail_;
   RailStats* const stats_;
   SinkWorker* const worker_;
+  StreamOnRail on_rail_;
   BusyStream busy_{&stats_->busy};
   ChunkTrack track_;
   Clock::time_point last_progress_ = Clock::now();

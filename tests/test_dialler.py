@@ -4,6 +4,7 @@ import dataclasses
 import queue
 import socket
 import threading
+import time
 
 import pytest
 from test_rails import LOG, OPTIONS, WAIT_S, Address
@@ -12,6 +13,7 @@ from tpu_sync_rl import dialler, rails
 from tpu_sync_rl.dialler import Dialler
 from tpu_sync_rl.errors import PeerLostError
 from tpu_sync_rl.nics import Nic
+from tpu_sync_rl.options import LEAST_STREAMS, MOST_STREAMS
 from tpu_sync_rl.rails import Connection, Rail
 from tpu_sync_rl.report import Line, RailReport
 
@@ -26,6 +28,7 @@ class Streams:
     def __init__(self) -> None:
         self.alive: list[tuple[int, str]] = []
         self.added: queue.Queue[tuple[int, str]] = queue.Queue()
+        self.full: set[str] = set()  # rails that carry all they can
 
     def add_stream(self, process: int, fd: int, rail: str, ring_fd: int = -1) -> None:
         self.alive.append((process, rail))
@@ -33,6 +36,9 @@ class Streams:
 
     def num_streams(self, process: int, rail: str | None = None) -> int:
         return sum(of == process and rail in (None, on) for of, on in self.alive)
+
+    def is_full(self, process: int, rail: str) -> bool:
+        return rail in self.full
 
     def lost_reasons(self) -> dict[int, str]:
         return {0: "closed by the peer"}
@@ -54,8 +60,9 @@ def make(
     processes: range = range(1),
     addresses: list[Address] = ADDRESSES,
     name: str = "trainer",
+    streams_per_rail: int | None = 2,
 ) -> Dialler:
-    options = dataclasses.replace(OPTIONS, nics=("a", "b"))
+    options = dataclasses.replace(OPTIONS, nics=("a", "b"), streams_per_rail=streams_per_rail)
     sources = dict.fromkeys(processes, addresses)
     tickets = [b"ticket"] * len(processes)
     return Dialler(
@@ -92,6 +99,34 @@ def test_stream_that_is_lost_is_opened_again_on_its_own_rail(streams):
     while streams.added.empty():  # the threads of the first round may still be ending
         dialler.open_missing()
     assert streams.take(1) == ["b-y"]
+
+
+def test_full_rail_gets_more_streams_within_a_bound(streams):
+    dialler = make(streams, streams_per_rail=None)
+    dialler.open_missing()
+    assert streams.take(4) == BOTH
+    streams.full = {"b-y"}
+    deadline = time.monotonic() + WAIT_S
+    while streams.num_streams(0) < 2 + MOST_STREAMS and time.monotonic() < deadline:
+        dialler.open_missing()
+    for _ in range(3):
+        dialler.open_missing()
+    assert streams.take(MOST_STREAMS - 2) == ["b-y"] * (MOST_STREAMS - 2)
+    streams.full = set()
+    streams.alive.remove((0, "b-y"))
+    while streams.added.empty():
+        dialler.open_missing()
+    assert streams.take(1) == ["b-y"]
+    assert streams.num_streams(0, "a-x") == LEAST_STREAMS
+
+
+def test_number_of_streams_that_the_user_gave_stays(streams):
+    dialler = make(streams, streams_per_rail=1)
+    streams.full = {"a-x", "b-y"}
+    dialler.open_missing()
+    assert streams.take(2) == ["a-x", "b-y"]
+    dialler.open_missing()
+    assert streams.added.empty()
 
 
 def test_rail_that_is_down_holds_up_no_other_and_nobody_who_calls(streams, monkeypatch):

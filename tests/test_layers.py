@@ -33,7 +33,7 @@ FLOORS = (
     ("shard_table",),
     ("plan", "local_shards", "shared_boxes"),
     # effects: device memory, host memory, sockets
-    ("nics", "handshake", "same_host"),
+    ("nics", "handshake", "same_host", "tcp"),
     ("nic_pairs",),
     ("buffers", "rails", "transport"),
     ("generation_layout", "listener"),

@@ -8,14 +8,30 @@ FAST = Line(9000, 12.5)
 def test_bytes_add_up_and_the_longest_stage_counts():
     parts = [
         ProcessStats(
-            10, 5, {"wire": 1.0, "arrays": 0.1}, {"a-a": RailReport(nbytes=5, seconds=1.0)}
+            10,
+            5,
+            {"wire": 1.0, "arrays": 0.1},
+            {
+                "a-a": RailReport(
+                    nbytes=5, seconds=1.0, num_streams=2, window_nbytes=6, round_trip_s=0.02
+                )
+            },
         ),
         ProcessStats(
             20,
             7,
             {"wire": 0.5, "wait": 0.2},
             {
-                "a-a": RailReport(nbytes=3, seconds=0.5, num_retries=2, num_lost=1, line=SLOW),
+                "a-a": RailReport(
+                    nbytes=3,
+                    seconds=0.5,
+                    num_retries=2,
+                    num_lost=1,
+                    num_streams=4,
+                    window_nbytes=12,
+                    round_trip_s=0.01,
+                    line=SLOW,
+                ),
                 "b-b": RailReport(nbytes=4),
             },
         ),
@@ -25,7 +41,16 @@ def test_bytes_add_up_and_the_longest_stage_counts():
         12,
         {"wire": 1.0, "arrays": 0.1, "wait": 0.2},
         {
-            "a-a": RailReport(nbytes=8, seconds=1.0, num_retries=2, num_lost=1, line=SLOW),
+            "a-a": RailReport(
+                nbytes=8,
+                seconds=1.0,
+                num_retries=2,
+                num_lost=1,
+                num_streams=6,
+                window_nbytes=18,
+                round_trip_s=0.02,
+                line=SLOW,
+            ),
             "b-b": RailReport(nbytes=4),
         },
     )

@@ -5,7 +5,16 @@ import pytest
 
 from tpu_sync_rl.report import Line, RailReport, Report, shown_nbytes
 
-RAIL = RailReport(nbytes=2_000_000, seconds=0.25, num_retries=3, num_lost=2, line=Line(9000, 1.25))
+RAIL = RailReport(
+    nbytes=2_000_000,
+    seconds=0.25,
+    num_retries=3,
+    num_lost=2,
+    num_streams=4,
+    window_nbytes=12_000_000,
+    round_trip_s=0.0203,
+    line=Line(9000, 1.25),
+)
 OWN = Report(
     version=3,
     incarnation="ab12",
@@ -38,6 +47,9 @@ def test_is_plain_json():
         "gbytes_per_s": 0.008,
         "num_retries": 3,
         "num_lost": 2,
+        "num_streams": 4,
+        "window_nbytes": 12_000_000,
+        "round_trip_s": 0.0203,
         "line": {"mtu_nbytes": 9000, "gbytes_per_s": 1.25},
     }
     assert REPORT.to_dict()["gbytes_per_s"] == REPORT.gbytes_per_s == 0.004
@@ -76,7 +88,7 @@ def test_prints_a_table_without_empty_rows():
     assert "this process wire 0.2000 s" in lines
     assert (
         "rail         lo-lo: 2.000 MB at 8.000 MB/s, made for 1.250 GB/s, MTU 9000 B, "
-        "3 retries, 2 lost streams"
+        "4 streams with 12.000 MB ahead, round trip 20.30 ms, 3 retries, 2 lost streams"
     ) in lines
     assert "rail         shm: 0 B at 0 B/s" in lines
     assert any(line.startswith("lost") and line.endswith("c") for line in lines)

@@ -175,7 +175,14 @@ def test_traffic_is_of_the_version_that_began_last(exporter, sink):
         sink.fetch(1)
         traffic = sink.fetcher.received()
         (rail,) = traffic.rails.items()
-        assert rail == ("a", RailReport(nbytes=array.nbytes, seconds=rail[1].seconds))
+        moved = RailReport(
+            nbytes=array.nbytes,
+            seconds=rail[1].seconds,
+            num_streams=1,
+            window_nbytes=rail[1].window_nbytes,
+        )
+        assert rail == ("a", moved)
+        assert moved.window_nbytes >= 3 * CHUNK_NBYTES
         assert traffic.seconds.keys() == {"wire", "receive", "checksum", "scatter"}
         assert all(0 < spent_s < WAIT_S for spent_s in traffic.seconds.values())
         assert 0 < rail[1].seconds < WAIT_S

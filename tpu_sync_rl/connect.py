@@ -55,7 +55,7 @@ def connect_trainer(
     commit: Commit = "replica",
     token: str | bytes | None = None,
     nics: Sequence[str] | None = None,
-    streams_per_rail: int = 2,
+    streams_per_rail: int | None = None,
     chunk_nbytes: int = 1 << 20,
     congestion: str | None = None,
     peer_timeout: float = 10.0,
@@ -221,7 +221,7 @@ def connect_sampler(
     max_generations: int = 3,
     token: str | bytes | None = None,
     nics: Sequence[str] | None = None,
-    streams_per_rail: int = 2,
+    streams_per_rail: int | None = None,
     chunk_nbytes: int = 1 << 20,
     congestion: str | None = None,
     peer_timeout: float = 10.0,
@@ -270,7 +270,8 @@ def connect_sampler(
         token: secret of the job; None takes TSR_TOKEN or TSR_TOKEN_FILE. White space around it is
             no part of it.
         nics: names or addresses of the NICs to receive on; None finds them.
-        streams_per_rail: TCP connections per pair of NICs and source process.
+        streams_per_rail: TCP connections per pair of NICs and source process; None is 2, and up
+            to 16 where the way is too long for fewer.
         chunk_nbytes: most bytes that are asked for, checked and retried as one.
         congestion: TCP congestion control of data connections; None is cubic over loopback, where
             that is allowed, and the system's elsewhere.

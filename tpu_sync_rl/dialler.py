@@ -8,7 +8,7 @@ from functools import partial
 
 from tpu_sync_rl import rails
 from tpu_sync_rl.errors import AuthError, SyncError
-from tpu_sync_rl.options import Options
+from tpu_sync_rl.options import LEAST_STREAMS, MOST_STREAMS, Options
 from tpu_sync_rl.rails import Address, Rail
 from tpu_sync_rl.report import RailReport
 from tpu_sync_rl.session_log import SessionLog
@@ -62,6 +62,7 @@ class Dialler:
         self._next_round = 0.0
         self._under_way: set[str] = set()  # rails that are being dialled
         self._errors: dict[tuple[int, str], str] = {}  # why a process is not reached over a rail
+        self._num_wanted: dict[tuple[int, str], int] = {}  # streams, by process and rail
         self._closed = False
         self._rails: dict[str, Rail] = {}  # those that were paired, by name
 
@@ -114,8 +115,8 @@ class Dialler:
             for rail in pairs:
                 self._rails[rail.name] = rail
                 have = self._fetcher.num_streams(process, rail.name)
-                if have < self._options.streams_per_rail:
-                    lacking = self._options.streams_per_rail - have
+                lacking = self._wanted(process, rail.name, have) - have
+                if lacking > 0:
                     missing.setdefault(rail.name, []).append((process, rail, lacking))
         return missing
 
@@ -129,6 +130,15 @@ class Dialler:
         if str(reason) not in self._told:  # one line for all processes that it holds for
             self._told.add(str(reason))
             self._log.info(f"reads by TCP, not by memory, from {self._peer(process)}: {reason}")
+
+    def _wanted(self, process: int, rail: str, have: int) -> int:
+        """How many streams there are to be: more where those that there are can carry no more."""
+        if self._options.streams_per_rail is not None:
+            return self._options.streams_per_rail
+        wanted = self._num_wanted.get((process, rail), LEAST_STREAMS)
+        if have >= wanted and self._fetcher.is_full(process, rail):
+            wanted = self._num_wanted[process, rail] = min(2 * wanted, MOST_STREAMS)
+        return wanted
 
     def _dial(self, name: str, missing: list[tuple[int, Rail, int]]) -> None:
         try:

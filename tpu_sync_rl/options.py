@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 600.0
 MAX_CHUNK_NBYTES = 64 << 20
+LEAST_STREAMS = 2  # per rail and source, where the user leaves it to us
+MOST_STREAMS = 16
 MAX_PEER_TIMEOUT_S = 86400.0  # gRPC and epoll count it in 32 bits of milliseconds
 
 Wait = Literal["received", "committed"]  # what a trainer's sync_weights may wait for
@@ -36,7 +38,8 @@ class Options:
         token: secret that every program of the job has; b"" allows loopback only.
         timeout_s: deadline of calls that name none.
         nics: names or addresses of the NICs that carry data; None finds them.
-        streams_per_rail: TCP connections per (local NIC, remote NIC) pair.
+        streams_per_rail: TCP connections per (local NIC, remote NIC) pair and source; None is
+            `LEAST_STREAMS`, and up to `MOST_STREAMS` where the way is too long for fewer.
         chunk_nbytes: most bytes of a chunk on the wire.
         congestion: TCP congestion control of data connections; None is cubic over loopback, where
             that is allowed, and the system's elsewhere.
@@ -54,7 +57,7 @@ class Options:
     token: bytes
     timeout_s: float
     nics: tuple[str, ...] | None
-    streams_per_rail: int
+    streams_per_rail: int | None
     chunk_nbytes: int
     congestion: str | None
     peer_timeout_s: float
@@ -73,7 +76,7 @@ class Options:
         token: str | bytes | None,
         timeout: float,
         nics: Sequence[str] | None,
-        streams_per_rail: int,
+        streams_per_rail: int | None,
         chunk_nbytes: int,
         congestion: str | None,
         peer_timeout: float,
@@ -103,7 +106,11 @@ class Options:
             token=resolve_token(token),
             timeout_s=checked_seconds("timeout", timeout),
             nics=None if nics is None else tuple(nics),
-            streams_per_rail=checked_int("streams_per_rail", streams_per_rail, 1, 64),
+            streams_per_rail=(
+                None
+                if streams_per_rail is None
+                else checked_int("streams_per_rail", streams_per_rail, 1, 64)
+            ),
             chunk_nbytes=checked_int("chunk_nbytes", chunk_nbytes, 4096, MAX_CHUNK_NBYTES),
             congestion=congestion,
             peer_timeout_s=checked_seconds("peer_timeout", peer_timeout, 1, MAX_PEER_TIMEOUT_S),

@@ -65,6 +65,9 @@ class RailReport:
         seconds: how long at least one of its streams had a chunk under way.
         num_retries: chunks that had to be asked for again, on this rail or another.
         num_lost: streams that broke, or were broken off by the other end.
+        num_streams: those that were there at the end; 0 at a trainer's end, as the next two.
+        window_nbytes: bytes that they might ask for ahead of what had come.
+        round_trip_s: from here to the other end and back; 0 where that is not known.
         line: what its two NICs are made for.
     """
 
@@ -72,6 +75,9 @@ class RailReport:
     seconds: float = 0.0
     num_retries: int = 0
     num_lost: int = 0
+    num_streams: int = 0
+    window_nbytes: int = 0
+    round_trip_s: float = 0.0
     line: Line = UNKNOWN_LINE
 
     @property
@@ -86,6 +92,9 @@ class RailReport:
             seconds=max(self.seconds, other.seconds),
             num_retries=self.num_retries + other.num_retries,
             num_lost=self.num_lost + other.num_lost,
+            num_streams=self.num_streams + other.num_streams,
+            window_nbytes=self.window_nbytes + other.window_nbytes,
+            round_trip_s=max(self.round_trip_s, other.round_trip_s),
             line=self.line.to(other.line),
         )
 
@@ -97,10 +106,17 @@ class RailReport:
         parts = [
             f"{shown_nbytes(self.nbytes)} at {shown_nbytes(1e9 * self.gbytes_per_s)}/s",
             str(self.line),
+            self._shown_way() if self.round_trip_s else "",
             f"{self.num_retries} retries" if self.num_retries else "",
             f"{self.num_lost} lost streams" if self.num_lost else "",
         ]
         return ", ".join(part for part in parts if part)
+
+    def _shown_way(self) -> str:
+        return (
+            f"{self.num_streams} streams with {shown_nbytes(self.window_nbytes)} ahead, "
+            f"round trip {1e3 * self.round_trip_s:.2f} ms"
+        )
 
 
 @dataclass(frozen=True, slots=True)

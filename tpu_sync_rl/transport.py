@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from tpu_sync_rl import _native
+from tpu_sync_rl import _native, tcp
 from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.options import MAX_CHUNK_NBYTES, Verify
 from tpu_sync_rl.report import RailReport
@@ -48,7 +48,10 @@ class Traffic:
 
 
 def _since(before: _Counters, now: _Counters) -> tuple[dict[str, RailReport], dict[str, float]]:
-    """What each rail did from one reading of the counters to another; and sums over all rails."""
+    """What each rail did from one reading of the counters to another; and sums over all rails.
+
+    Its streams, their window and round trip are those of the second reading.
+    """
     rails: dict[str, RailReport] = {}
     sums: dict[str, float] = defaultdict(float)
     for name, counters in now.items():
@@ -59,6 +62,9 @@ def _since(before: _Counters, now: _Counters) -> tuple[dict[str, RailReport], di
             seconds=done["busy_s"],
             num_retries=int(done["num_retries"]),
             num_lost=int(done["num_lost"]),
+            num_streams=int(counters["num_streams"]),
+            window_nbytes=int(counters["window_nbytes"]),
+            round_trip_s=counters["round_trip_s"],
         )
         for counter, value in done.items():
             sums[counter] += value
@@ -221,7 +227,15 @@ class Fetcher:
         """
         checksums, tells_done = verify != "off", verify != "full"
         self._native = _native.Fetcher(
-            plan, num_workers, window, peer_timeout_s, traced, checksums, tells_done
+            plan,
+            num_workers,
+            window,
+            peer_timeout_s,
+            # From about three quarters of it on a connection waits for its buffers.
+            tcp.most_flight_nbytes() // 2,
+            traced,
+            checksums,
+            tells_done,
         )
         self._sources = [process for process, _, _ in plan.sources()]
         self._before: _Counters = {}
@@ -236,6 +250,10 @@ class Fetcher:
     def num_streams(self, source_process: int, rail: str | None = None) -> int:
         """How many streams to a source are alive, on `rail` or on all."""
         return self._native.num_streams(source_process, rail)
+
+    def is_full(self, source_process: int, rail: str) -> bool:
+        """Whether the streams to a source on `rail` carry what the kernel's buffers let them."""
+        return self._native.is_full(source_process, rail)
 
     def begin(
         self,

@@ -160,6 +160,34 @@ TEST_F(SinkStreamTest, SilentStreamGivesItsChunksToThoseThatAreNot) {
   source.join();
 }
 
+TEST_F(SinkStreamTest, StreamThatGetsNothingAndThoseThatWereLostAreTroubles) {
+  Start({.num_workers = 1, .window = 2, .peer_timeout_s = kTestTimeoutS});
+  RawPeer peer = Connect();
+  peer.TakeTable();
+  Begin();
+  const Frame fetch = peer.ReadFrame();
+  EXPECT_TRUE(fetcher_->Troubles().empty());
+  while (fetcher_->Troubles().empty()) std::this_thread::yield();
+  const Trouble stalled = fetcher_->Troubles().front();
+  EXPECT_EQ(stalled.rail, "rail");
+  EXPECT_EQ(stalled.num_stalled, 1u);
+  EXPECT_EQ(stalled.stalled_nbytes, 800'000u);
+  EXPECT_GE(stalled.stalled_s, 1.0);
+  EXPECT_EQ(stalled.num_lost, 0);
+  peer.WriteChunk(fetch, PayloadOf(fetch));
+  while (!fetcher_->Troubles().empty()) std::this_thread::yield();
+  peer.Close();
+  WaitUntilStreams(0);
+  const Trouble lost = fetcher_->Troubles().front();
+  EXPECT_EQ(lost.num_stalled, 0u);
+  EXPECT_EQ(lost.num_lost, 1);
+  EXPECT_EQ(lost.lost_reason, LostReason());
+  fetcher_->End();
+  Begin(2);
+  EXPECT_TRUE(fetcher_->Troubles().empty());
+  fetcher_->End();
+}
+
 TEST_F(SinkStreamTest, StreamsAreCountedPerRail) {
   Start();
   std::vector<RawPeer> peers;
@@ -174,6 +202,38 @@ TEST_F(SinkStreamTest, StreamsAreCountedPerRail) {
   peers.back().Close();
   WaitUntilStreams(2);
   EXPECT_EQ(fetcher_->NumStreams(0, "b"), 1);
+}
+
+TEST_F(SinkStreamTest, RailIsFullOnceEachOfItsStreamsHasSoMuchUnderWay) {
+  Start({.num_workers = 1,
+         .window = 1,
+         .peer_timeout_s = kTestTimeoutS,
+         .full_nbytes = 1});  // over loopback it is little
+  auto [ours, theirs] = ConnectedTcpPair();
+  ASSERT_OK(fetcher_->AddStream(0, {std::move(ours)}, "rail"));
+  const RawPeer peer(std::move(theirs));
+  peer.TakeTable();
+  EXPECT_FALSE(fetcher_->IsFull(0, "rail"));
+  Begin();
+  std::thread source([&] { Serve(peer); });
+  bool done = false;
+  EXPECT_OK(Wait(&done));
+  EXPECT_TRUE(done);
+  fetcher_->End();
+  // A round is a millisecond at least: the version may have come before the first one ended.
+  while (!fetcher_->IsFull(0, "rail")) {
+    Begin();
+    EXPECT_OK(Wait(&done));
+    fetcher_->End();
+  }
+  EXPECT_FALSE(fetcher_->IsFull(0, "other"));
+  RawPeer idle = Connect();
+  EXPECT_FALSE(fetcher_->IsFull(0, "rail"));
+  idle.Close();
+  WaitUntilStreams(1);
+  EXPECT_TRUE(fetcher_->IsFull(0, "rail"));
+  fetcher_->Close();
+  source.join();
 }
 
 TEST_F(SinkStreamTest, ChunkThatFailsItsChecksumIsFetchedAgainOnAnotherStream) {

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -232,6 +233,22 @@ inline std::pair<UniqueFd, UniqueFd> ConnectedPair() {
     throw std::runtime_error("socketpair");
   }
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+inline std::pair<UniqueFd, UniqueFd> ConnectedTcpPair() {
+  UniqueFd listening(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  UniqueFd ours(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t nbytes = sizeof(at);
+  auto* address = reinterpret_cast<sockaddr*>(&at);
+  if (::bind(listening.get(), address, nbytes) != 0 || ::listen(listening.get(), 1) != 0 ||
+      ::getsockname(listening.get(), address, &nbytes) != 0 ||
+      ::connect(ours.get(), address, nbytes) != 0) {
+    throw std::runtime_error("a connection over loopback");
+  }
+  return {std::move(ours), UniqueFd(::accept(listening.get(), nullptr, nullptr))};
 }
 
 inline std::unique_ptr<Exporter> MakeExporter(const Transfer::Source& source,

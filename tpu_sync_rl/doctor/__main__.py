@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tpu_sync_rl.doctor import job, machine
 from tpu_sync_rl.doctor.findings import Finding, exit_status, print_table, to_json
 from tpu_sync_rl.manifest import Manifest
-from tpu_sync_rl.options import Options
+from tpu_sync_rl.options import LEAST_STREAMS, Options
 from tpu_sync_rl.tls import TLS
 
 _DESCRIPTION = """\
@@ -41,7 +41,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         nbytes = Manifest.decode(status.trainer.manifest).nbytes
     yield from machine.examine(
         nics=options.nics,
-        num_streams=arguments.peers * options.streams_per_rail,
+        num_streams=arguments.peers * (options.streams_per_rail or LEAST_STREAMS),
         nbytes=None if nbytes is None else int(nbytes) // arguments.processes,
         num_generations=_NUM_GENERATIONS,
     )
@@ -98,9 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--streams_per_rail",
         type=int,
-        default=2,
         metavar="N",
-        help="connections per pair of NICs and peer (default: %(default)s)",
+        help=f"connections per pair of NICs and peer (default: {LEAST_STREAMS}, more on long ways)",
     )
     parser.add_argument(
         "--peers",

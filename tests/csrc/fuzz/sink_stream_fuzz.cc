@@ -232,6 +232,7 @@ class World {
   SinkWorker worker_{.plan = &transfer_.plan,
                      .window = 2,
                      .peer_timeout = std::chrono::seconds(10),
+                     .full_nbytes = 2 << 20,
                      .checksums = true,
                      .tells_done = true,
                      .wake_all = [this] { wanted_ = true; },
