@@ -6,7 +6,7 @@ import os
 import platform
 import struct
 
-MEMFD_CREATE, PIDFD_OPEN, SOCKET = 319, 434, 41  # of x86-64, in asm/unistd_64.h
+MEMFD_CREATE, PIDFD_OPEN, MADVISE, SOCKET = 319, 434, 28, 41  # of x86-64, in asm/unistd_64.h
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 # Of linux/bpf_common.h and linux/seccomp.h.
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06

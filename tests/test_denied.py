@@ -158,3 +158,19 @@ def test_program_in_a_sandbox_gets_its_versions():
         check=False,
     )
     assert (ran.returncode, ran.stdout) == (0, "lo-lo\n"), ran.stderr
+
+
+MEMORY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import sandbox
+from tpu_sync_rl import _native
+sandbox.deny(sandbox.MADVISE)
+print(memoryview(_native.HostMemory(1 << 20, 1)).nbytes)
+"""
+
+
+@pytest.mark.skipif(not sandbox.is_known_here(), reason="needs x86-64")
+def test_memory_is_had_without_advice():
+    command = [sys.executable, "-c", MEMORY, str(Path(__file__).parent)]
+    assert subprocess.check_output(command, text=True) == f"{1 << 20}\n"

@@ -131,14 +131,21 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int | list)
 
 
+def _read(path: Path) -> str:
+    """What a file of the kernel says; "" where a container hides it."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def _machine() -> dict[str, Any]:
-    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-    cpus = Path("/proc/cpuinfo").read_text().splitlines()
+    cpus = _read(Path("/proc/cpuinfo")).splitlines()
     return {
         "cpu": next((line.split(": ")[1] for line in cpus if "model name" in line), ""),
         "num_cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
-        "congestion": congestion.read_text().strip(),
+        "congestion": _read(Path("/proc/sys/net/ipv4/tcp_congestion_control")).strip(),
         "python": platform.python_version(),
         "jax": metadata.version("jax"),
     }
