@@ -45,7 +45,9 @@ Status EventLoop::Start(Clock::duration tick, std::unique_ptr<EventLoop>* out) {
   try {
     loop->thread_ = std::thread([self = loop.get()] { self->Run(); });
   } catch (const std::system_error& error) {
-    return Status(Code::kSystem, std::string("thread: ") + error.what());
+    return Status(Code::kSystem, std::string("this process could start no thread (") +
+                                     error.what() +
+                                     "): raise `ulimit -u`, or pids.max of its cgroup");
   }
   *out = std::move(loop);
   return Status();

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "share_out.h"
+
 #ifndef MADV_POPULATE_WRITE  // since Linux 5.14
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -101,9 +103,9 @@ Status HostMemory::Allocate(size_t nbytes, int num_threads, std::span<const int>
     }
   };
   {
-    std::vector<std::jthread> threads;
-    for (int i = 1; i < num_threads && i * kStepNbytes < mapped; ++i)
-      threads.emplace_back(populate);
+    const size_t num_useful = (mapped + kStepNbytes - 1) / kStepNbytes;
+    const size_t num_others = std::min<size_t>(num_threads, std::max(num_useful, size_t{1})) - 1;
+    const std::vector<std::jthread> others = StartThreads(num_others, populate);
     populate();
   }
   if (error != 0) return SystemError("MADV_POPULATE_WRITE", mapped, error);

@@ -8,6 +8,7 @@
 
 #include "placement_runs.h"
 #include "region_copy.h"
+#include "share_out.h"
 
 namespace tsr {
 namespace {
@@ -34,9 +35,8 @@ Status LocalCopy::Start(const Plan& plan, const ShardDirectory& directory,
   copy->shards_.reserve(plan.regions.size());
   for (const Region& region : plan.regions) TSR_RETURN_IF_ERROR(copy->FindShard(region));
   const size_t num_useful = std::min(static_cast<size_t>(num_threads), plan.chunks.size());
-  for (size_t i = 1; i < num_useful; ++i) {
-    copy->threads_.emplace_back([self = copy.get()] { self->CopyChunks(); });
-  }
+  copy->threads_ = StartThreads(std::max(num_useful, size_t{1}) - 1,
+                                [self = copy.get()] { self->CopyChunks(); });
   *out = std::move(copy);
   return Status();
 }

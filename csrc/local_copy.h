@@ -35,9 +35,10 @@ struct LocalMemory {
 // Belongs to one thread; plan, directory and arrays outlive it. Sides don't overlap.
 class LocalCopy {
  public:
-  // Starts `num_threads` - 1 threads; the caller's is one more, in Finish. kInvalid, before the
-  // first byte moves, where arrays don't have the lengths that plan and directory ask for, where
-  // the directory lacks what the plan reads, or where a sink address is null or a layout no fit.
+  // Starts up to `num_threads` - 1 threads; the caller's is one more, in Finish. kInvalid, before
+  // the first byte moves, where arrays don't have the lengths that plan and directory ask for,
+  // where the directory lacks what the plan reads, or where a sink address is null or a layout no
+  // fit.
   static Status Start(const Plan& plan, const ShardDirectory& directory, const LocalMemory& memory,
                       int num_threads, std::unique_ptr<LocalCopy>* out);
   ~LocalCopy() { Close(); }

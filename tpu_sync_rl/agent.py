@@ -28,11 +28,13 @@ from tpu_sync_rl.pins import MAX_PINNED
 from tpu_sync_rl.program import Program
 from tpu_sync_rl.sampler import SamplerSession
 from tpu_sync_rl.staging import num_fitting
+from tpu_sync_rl.threads import start_thread
 from tpu_sync_rl.trainer import TrainerSession
 from tpu_sync_rl.update import Update
 
 # Calls whose outcome, of a few kB, is kept: the controller may ask for those of handles late.
 _NUM_KEPT_CALLS = 1000
+_EXIT_WAITS_S = 1.0  # for what JAX does in a call; the rest of it may wait for hours
 _MOST_COPIES = MAX_PINNED + 1  # of a trainer's params: those that are read, and the next one
 
 Likes = Mapping[str, jax.ShapeDtypeStruct]  # every leaf by key, on the agents' CPU devices
@@ -45,7 +47,7 @@ class _Call:
         self._run = run
         self._changed = threading.Condition()
         self._status: dict[str, Any] = {"begun": None, "over": None}
-        threading.Thread(target=self._finish, name="tsr-agent-call", daemon=True).start()
+        start_thread("tsr-agent-call", self._finish, exit_waits_s=_EXIT_WAITS_S)
 
     def begin(self, value: Any) -> None:
         """Lets the controller know `value`, for which some calls wait before the end."""

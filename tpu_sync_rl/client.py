@@ -25,6 +25,7 @@ from tpu_sync_rl.message_codec import (
 from tpu_sync_rl.messages import JobStatus, Leave, Message, Refused
 from tpu_sync_rl.options import Options
 from tpu_sync_rl.sampler_messages import JoinSampler, SamplerJoined
+from tpu_sync_rl.threads import start_thread
 from tpu_sync_rl.trainer_messages import JoinTrainer, TrainerJoined
 
 M = TypeVar("M", bound=Message)
@@ -88,7 +89,7 @@ class CoordinatorClient:
         self._over = False  # closed, or there is no use in dialling again
         self._refusal: SyncError | None = None
         self._state = "no answer yet"
-        self._thread = threading.Thread(target=self._run, name="tsr-coordinator", daemon=True)
+        self._thread: threading.Thread | None = None
         self._at_exit: AtExit | None = None
 
     @property
@@ -106,10 +107,15 @@ class CoordinatorClient:
         Raises:
             SyncTimeoutError: nobody answered at the address by then; says what was the matter.
             AuthError: the coordinator refused our token, or could not prove that it has it.
-            SyncError: the coordinator refused this process, as the class that it named.
+            SyncError: the coordinator refused this process, as the class that it named; or there
+                is no thread left.
         """
         self._at_exit = AtExit(self.close)
-        self._thread.start()
+        try:
+            self._thread = start_thread("tsr-coordinator", self._run)
+        except SyncError:
+            self.close()
+            raise
         with self._changed:
             self._changed.wait_for(lambda: self._joined_once or self._over, seconds_left(deadline))
             joined, refusal = self._joined_once, self._refusal
@@ -152,7 +158,7 @@ class CoordinatorClient:
         if self._at_exit is not None:
             self._at_exit.cancel()
         self.journal.close()
-        if not self._thread.is_alive() or threading.current_thread() is self._thread:
+        if self._thread is None or threading.current_thread() is self._thread:
             return
         # The coordinator ends the stream when it has read the goodbye.
         self._thread.join(goodbye_s)

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from tpu_sync_rl.addresses import check_exposure, join_address
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.session_log import SessionLog
+from tpu_sync_rl.threads import start_thread
 from tpu_sync_rl.tls import TLS, Files, check_tls
 
 _START_S = 30.0
@@ -57,12 +59,7 @@ class CoordinatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
         listening: Future[int] = Future()
         # The child is bound to the thread that starts it, and that one to this process.
-        threading.Thread(
-            target=self._run,
-            args=(port, deadline, listening),
-            name="tsr-coordinator-watch",
-            daemon=True,
-        ).start()
+        start_thread("tsr-coordinator-watch", partial(self._run, port, deadline, listening))
         try:
             self.address = join_address(host, listening.result())
         except BaseException:

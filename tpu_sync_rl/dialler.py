@@ -1,6 +1,5 @@
 """Keeps the streams to a program open: on every rail, to every process that is read from."""
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from tpu_sync_rl.options import LEAST_STREAMS, MOST_STREAMS, Options
 from tpu_sync_rl.rails import Address, Rail
 from tpu_sync_rl.report import RailReport
 from tpu_sync_rl.session_log import SessionLog
+from tpu_sync_rl.threads import start_thread
 from tpu_sync_rl.transport import Fetcher
 
 _REDIAL_S = 0.5
@@ -67,19 +67,19 @@ class Dialler:
         self._rails: dict[str, Rail] = {}  # those that were paired, by name
 
     def open_missing(self) -> None:
-        """Starts to open what is missing; returns at once. May be called as often as one likes."""
+        """Starts to open what is missing; returns at once. May be called as often as one likes.
+
+        Raises SyncError where there is no thread left for that; a later call tries again.
+        """
         if time.monotonic() < self._next_round:
             return
         self._next_round = time.monotonic() + _REDIAL_S
         for name, missing in self._missing().items():
             if name not in self._under_way:
-                dialling = threading.Thread(
-                    target=self._dial, args=(name, missing), name=f"tsr-dial-{name}", daemon=True
-                )
                 self._under_way.add(name)
                 try:
-                    dialling.start()
-                except RuntimeError:  # there is no thread left
+                    start_thread(f"tsr-dial-{name}", partial(self._dial, name, missing))
+                except SyncError:
                     self._under_way.discard(name)
                     raise
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from tpu_sync_rl.rails import HANDSHAKE_S, Connection, new_socket, tune
 from tpu_sync_rl.report import UNKNOWN_LINE, Line
 from tpu_sync_rl.same_host import NotSharedError
 from tpu_sync_rl.session_log import SessionLog
+from tpu_sync_rl.threads import start_thread
 
 MAX_HALF_OPEN = 64
 
@@ -98,7 +98,7 @@ class Listener:
 
         Raises:
             ValueError: `options.nics` names what is no NIC here.
-            SyncError: an address can't be listened on.
+            SyncError: an address can't be listened on, or there is no thread left.
         """
         self._options = options
         self._incarnation = incarnation
@@ -132,8 +132,11 @@ class Listener:
         except OSError as error:
             self._close_sockets()
             raise SyncError(f"can't listen on {nic.host} ({nic.name}): {error}") from error
-        self._thread = threading.Thread(target=self._run, name="tsr-listener", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = start_thread("tsr-listener", self._run)
+        except SyncError:
+            self._close_sockets()
+            raise
 
     def close(self) -> None:
         """Stops listening and ends the handshakes under way. May be called twice."""

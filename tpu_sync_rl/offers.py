@@ -17,6 +17,7 @@ from tpu_sync_rl.receiver import Receiver
 from tpu_sync_rl.sampler_messages import Offer, Serve
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.source import Source
+from tpu_sync_rl.threads import start_thread
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.trainer_messages import Pins, PinsKept
 
@@ -147,8 +148,12 @@ class Offers:
     def on_message(self, message: Serve) -> None:
         """Takes what the coordinator says; returns at once."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="tsr-offers", daemon=True)
-            self._thread.start()
+            try:
+                self._thread = start_thread("tsr-offers", self._run)
+            except SyncError:  # another source is found, and this one may be asked again
+                if message.ask:
+                    self._send(Offer(message.held, message.ask, False))
+                return
         self._commands.put(partial(self._serve, message))
 
     def end(self) -> None:

@@ -50,7 +50,7 @@ class PinnedVersions:
     def __init__(
         self, exporter: Exporter, answer: Callable[[PinsKept], None], keeps_newest: bool = True
     ) -> None:
-        """Starts the thread, which calls `answer`.
+        """Starts the thread, which calls `answer`; SyncError where there is none left.
 
         With `keeps_newest` that version can be pinned again as long as it is alive.
         """
@@ -63,8 +63,7 @@ class PinnedVersions:
         self._newest: tuple[int, Aliases] | None = None  # let go, but perhaps alive
         self._messages: deque[Pins] = deque()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="tsr-pins", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("tsr-pins", self._run)
 
     @property
     def versions(self) -> list[int]:

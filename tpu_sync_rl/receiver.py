@@ -23,6 +23,7 @@ from tpu_sync_rl.process_stats import ProcessStats
 from tpu_sync_rl.sampler_messages import Abandon, Admit, Fetch, FetchFailed, Prepared, Refuse
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.staged_generations import StagedGeneration
+from tpu_sync_rl.threads import start_thread
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.verification import Verification
 
@@ -30,6 +31,7 @@ _POLL_S = 0.1
 _PAUSE_S = 0.5  # before what failed is tried again
 _LOOK_S = 0.01  # how late the end of H2D is noticed
 _GOODBYE_S = 0.5
+_EXIT_WAITS_S = 10.0  # until JAX has made arrays, or copied them to devices
 
 
 class Receiver:
@@ -89,8 +91,7 @@ class Receiver:
         self._planned_s = 0.0  # until a version came of it
         pool.when_free(partial(self._commands.put, _Freed()))
         self._plans: dict[str, tuple[Plan | None, str]] = {}  # digest -> plan, or differences
-        self._thread = threading.Thread(target=self._run, name="tsr-receiver", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("tsr-receiver", self._run, exit_waits_s=_EXIT_WAITS_S)
 
     def trainer_keys(self, incarnation: str) -> list[str] | None:
         """What the trainer calls the leaves, in the manifest's order; None of one not known."""

@@ -1,5 +1,6 @@
 """The sampler's side of a job: take whole versions of the trainer's params, one after another."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -100,55 +101,61 @@ class SamplerSession:
         over_nics = not is_loopback(split_address(coordinator)[0])
         nodes = numa_nodes(options.nics) if over_nics else ()
         layout = GenerationLayout.of(table, leaves, process=program.index)
-        self._pool = generation_pool(layout, staging, max_generations=max_generations, nodes=nodes)
-        self._client = CoordinatorClient(
-            coordinator,
-            options,
-            role="sampler",
-            name=replica,
-            process_index=program.index,
-            join=self._join,
-            on_message=self._on_message,
-            on_refused=self._calls.end,
-        )
-        self._client.journal.counted(len(leaves))
-        self._trace = Trace(
-            options.trace, name=f"{replica} of {options.job}", process=program.index
-        )
-        self._updates = Updates(
-            treedef,
-            table.order,
-            replica=replica,
-            agent=program.agent,
-            pool=self._pool,
-            trace=self._trace,
-        )
-        self._receiver = Receiver(
-            options,
-            table.manifest,
-            replica=replica,
-            process=program.index,
-            pool=self._pool,
-            rename=rename,
-            cast=cast,
-            trace=self._trace,
-            send=self._client.send,
-        )
-        self._offers = Offers(
-            options,
-            program,
-            staging,
-            coordinator=coordinator,
-            receiver=self._receiver,
-            send=self._client.send,
-            log=SessionLog(options.job, replica, program.index),
-        )
-        self._at_exit = AtExit(self._stop)
-        try:
+        with contextlib.ExitStack() as undo:
+            self._pool = generation_pool(
+                layout, staging, max_generations=max_generations, nodes=nodes
+            )
+            undo.callback(self._pool.close)
+            self._client = CoordinatorClient(
+                coordinator,
+                options,
+                role="sampler",
+                name=replica,
+                process_index=program.index,
+                join=self._join,
+                on_message=self._on_message,
+                on_refused=self._calls.end,
+            )
+            undo.callback(self._client.close)
+            self._client.journal.counted(len(leaves))
+            self._trace = Trace(
+                options.trace, name=f"{replica} of {options.job}", process=program.index
+            )
+            undo.callback(self._trace.close)
+            self._updates = Updates(
+                treedef,
+                table.order,
+                replica=replica,
+                agent=program.agent,
+                pool=self._pool,
+                trace=self._trace,
+            )
+            self._receiver = Receiver(
+                options,
+                table.manifest,
+                replica=replica,
+                process=program.index,
+                pool=self._pool,
+                rename=rename,
+                cast=cast,
+                trace=self._trace,
+                send=self._client.send,
+            )
+            undo.callback(self._receiver.close)
+            self._offers = Offers(
+                options,
+                program,
+                staging,
+                coordinator=coordinator,
+                receiver=self._receiver,
+                send=self._client.send,
+                log=SessionLog(options.job, replica, program.index),
+            )
+            undo.callback(self._offers.close)
+            self._at_exit = AtExit(self._stop)
+            undo.callback(self._at_exit.cancel)
             self._client.start(deadline)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def __repr__(self) -> str:
         version = None if self.current is None else self.current.version

@@ -99,6 +99,7 @@ class Source:
         Raises:
             SyncTimeoutError: `deadline` passed first.
             ManifestError: they are not like those of the first version.
+            SyncError: the system has no thread or descriptor left.
             ValueError, TypeError: a leaf that can't be synced, by its key; or there is too little
                 host memory for a version.
         """
@@ -107,18 +108,10 @@ class Source:
             raise SyncTimeoutError(f"version {version} was not published: it is being computed")
         computed = time.monotonic()
         aliases, arrays = self._resolver.resolve(params)
-        if self.manifest is None:
-            self.manifest = aliases.manifest
-            self.num_leaves = len(aliases.manifest.leaves)
-            self.nbytes = aliases.shards.nbytes
-            self._exporter = Exporter(
-                aliases.shards,
-                peer_timeout_s=self._options.peer_timeout_s,
-                traced=self._trace.is_on,
-            )
-            self._pins = PinnedVersions(self._exporter, self._answer, self._keeps_newest)
+        if self.manifest is None or self._pins is None:
+            self._start(aliases)
+        assert self.manifest is not None and self._pins is not None
         check_unchanged(self.manifest, aliases.manifest)
-        assert self._pins is not None
         if not self._pins.wait_for_room(deadline, self._max_pinned):
             raise SyncTimeoutError(
                 f"version {version} was not published: samplers still read versions "
@@ -136,6 +129,22 @@ class Source:
             seconds |= self._sum_copies(version, aliases, deadline)
         self._pins.pin(version, aliases)
         return seconds
+
+    def _start(self, aliases: Aliases) -> None:
+        """Gets ready for versions like the first one, or raises SyncError and stays as it was."""
+        exporter = Exporter(
+            aliases.shards,
+            peer_timeout_s=self._options.peer_timeout_s,
+            traced=self._trace.is_on,
+        )
+        try:
+            self._pins = PinnedVersions(exporter, self._answer, self._keeps_newest)
+        except BaseException:
+            exporter.close()
+            raise
+        self._exporter = exporter
+        self.manifest, self.nbytes = aliases.manifest, aliases.shards.nbytes
+        self.num_leaves = len(aliases.manifest.leaves)
 
     def _sum_copies(self, version: int, aliases: Aliases, deadline: float) -> dict[str, float]:
         """Digests of what others hold, too, before a sink can see it; seconds per stage."""

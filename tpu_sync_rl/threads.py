@@ -23,6 +23,10 @@ _lock = threading.Lock()
 _awaited: dict[threading.Thread, float] = {}  # guarded by _lock: how long an exit waits for each
 
 
+class NoThreadError(SyncError, RuntimeError):
+    """The system has no thread left; RuntimeError as well, as Python has it."""
+
+
 def start_thread(
     name: str, run: Callable[[], object], *, exit_waits_s: float = 0.0
 ) -> threading.Thread:
@@ -35,13 +39,13 @@ def start_thread(
             where it may be within JAX; `inf` where JAX would not let the process end before.
 
     Raises:
-        SyncError: the system has no thread left.
+        NoThreadError: the system has no thread left.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
-        raise SyncError(
+        raise NoThreadError(
             f"this process could start no thread ({name}: {error}): it, its user or its container "
             "has as many as it may have; raise `ulimit -u`, or pids.max of its cgroup"
         ) from error

@@ -1,5 +1,6 @@
 """The trainer's side of a job: publish versions of the params, wait until samplers have them."""
 
+import contextlib
 import threading
 import time
 from functools import partial
@@ -98,32 +99,37 @@ class TrainerSession:
         self._close_by: float | None = None  # when draining ends, once it has begun
         self._epoch = 0
         self._closed = False
-        self._trace = Trace(options.trace, name=f"trainer of {options.job}", process=program.index)
-        self._client = CoordinatorClient(
-            coordinator,
-            options,
-            role="trainer",
-            name=incarnation,
-            process_index=program.index,
-            join=self._join,
-            on_message=self._on_message,
-            on_refused=self._on_refused,
-        )
-        self._source = Source(options, program, staging, self._trace, self._client.send)
-        self._listener = Listener(
-            options,
-            coordinator=coordinator,
-            incarnation=incarnation,
-            on_stream=self._source.add_connection,
-            log=SessionLog(options.job, None, program.index),
-        )
-        self._goodbye_s = GOODBYE_S  # that a coordinator gets which answers
-        self._at_exit = AtExit(self._stop)
-        try:
+        with contextlib.ExitStack() as undo:
+            self._trace = Trace(
+                options.trace, name=f"trainer of {options.job}", process=program.index
+            )
+            undo.callback(self._trace.close)
+            self._client = CoordinatorClient(
+                coordinator,
+                options,
+                role="trainer",
+                name=incarnation,
+                process_index=program.index,
+                join=self._join,
+                on_message=self._on_message,
+                on_refused=self._on_refused,
+            )
+            undo.callback(self._client.close)
+            self._source = Source(options, program, staging, self._trace, self._client.send)
+            undo.callback(self._source.close)
+            self._listener = Listener(
+                options,
+                coordinator=coordinator,
+                incarnation=incarnation,
+                on_stream=self._source.add_connection,
+                log=SessionLog(options.job, None, program.index),
+            )
+            undo.callback(self._listener.close)
+            self._goodbye_s = GOODBYE_S  # that a coordinator gets which answers
+            self._at_exit = AtExit(self._stop)
+            undo.callback(self._at_exit.cancel)
             self._client.start(deadline)
-        except BaseException:
-            self._end()
-            raise
+            undo.pop_all()
 
     def __repr__(self) -> str:
         version = self._publications.newest if self._publications.newest >= 0 else None
