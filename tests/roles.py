@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import programs
@@ -199,6 +200,9 @@ def guarded() -> Any:
     rows = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
     values = np.arange(8, dtype=np.float32)
     params = {"w": jax.make_array_from_callback(values.shape, rows, lambda index: values[index])}
+    # What each process holds is compared, too, here in a copy.
+    everywhere, narrow = NamedSharding(rows.mesh, P()), values.astype(jnp.int4)
+    params["all"] = jax.make_array_from_callback(narrow.shape, everywhere, lambda _: narrow)
     jax.config.update("jax_transfer_guard", "disallow_explicit")
     with (
         tsr.connect_trainer(timeout=60) as trainer,
@@ -207,9 +211,11 @@ def guarded() -> Any:
         ) as sampler,
     ):
         tsr.sync_weights(params, to=trainer)
-        synced = sampler.sync_weights().params["w"]
+        synced = sampler.sync_weights().params
     jax.config.update("jax_transfer_guard", "allow")
-    return [np.asarray(shard.data).tolist() for shard in synced.addressable_shards]
+    for shard in synced["all"].addressable_shards:
+        np.testing.assert_array_equal(shard.data, narrow)
+    return [np.asarray(shard.data).tolist() for shard in synced["w"].addressable_shards]
 
 
 def agent_client() -> Any:
