@@ -266,6 +266,14 @@ def test_memory_that_can_not_be_shared_with_a_trainer_is_a_note_and_tcp_is_tried
     assert "TCP takes its place" in finding.advice
 
 
+def test_rail_whose_kernel_does_not_tell_of_it_is_well(token, monkeypatch):
+    monkeypatch.setattr(socket, "TCP_INFO", 9999)  # which no kernel knows
+    with tsr.connect_trainer(same_host="tcp") as trainer:
+        trainer.sync_weights({"w": jnp.zeros(4)})
+        finding = of_job(trainer.coordinator)["rail lo-lo to trainer process 0"]
+    assert finding.verdict == "ok" and finding.seen.endswith("round trip and segments unknown")
+
+
 def test_small_segments_are_noted_where_the_nic_allows_larger_ones():
     jumbo = Rail(Nic("a", "10.0.0.1", line=Line(mtu_nbytes=9000)), "b", "10.0.0.2", 1)
     assert job.segment_advice(jumbo, 8948) == ""
