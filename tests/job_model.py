@@ -9,7 +9,7 @@ keeps the number of states small.
 import pickle
 import random
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from types import MethodType
 from typing import Any
@@ -32,6 +32,7 @@ from tpu_sync_rl.sampler_messages import (
     FleetCommitStored,
     JoinSampler,
     Latest,
+    LeaveCall,
     Offer,
     Prepared,
     SamplerJoined,
@@ -39,6 +40,7 @@ from tpu_sync_rl.sampler_messages import (
     Serve,
     Take,
     Took,
+    Withdrawn,
 )
 from tpu_sync_rl.trainer_messages import (
     Announced,
@@ -55,7 +57,7 @@ from tpu_sync_rl.trainer_messages import (
 CALL_S = 20.0  # of samplers
 MAY_HAPPEN = (
     *("crash", "lose", "die", "repeat", "echo"),
-    *("succeed", "replace", "patience", "lease", "orphan", "fade", "fail"),
+    *("succeed", "replace", "patience", "lease", "orphan", "fade", "fail", "leave"),
 )
 PAIR = {"a": 1, "b": 1}  # replicas, and how many processes each has
 Step = tuple[str, int]
@@ -271,6 +273,11 @@ class Sampler(Process):
         self.say(Take(self.next_call, None, True, CALL_S))
         self.finish()
 
+    def leave(self) -> None:
+        """Is interrupted in its call, and goes on with it when it calls again."""
+        self.in_call = False
+        self.say(LeaveCall(self.next_call))
+
     def finish(self) -> None:
         """Returns from the call if its outcome is here."""
         decided = self.outcomes.get(self.next_call)
@@ -302,7 +309,7 @@ class Sampler(Process):
 
         Unless the coordinator knows that all of its processes have prepared it.
         """
-        replica = self.model.job._replicas.get(self.name)
+        replica = self.model.job.replicas.get(self.name)
         received = None if replica is None else replica.received
         if received is None or age(received) < newest:
             self.given_up = max(self.given_up, newest)
@@ -334,7 +341,7 @@ class Sampler(Process):
         match message:
             case TrainerUp() | SamplerJoined():
                 self.model.prompt.append((self, message))
-            case Latest():
+            case Latest() | Withdrawn():
                 pass
             case _:
                 return False
@@ -397,8 +404,8 @@ class Model:
             sampler process), "repeat" and "echo" (of a message to and from the coordinator),
             "succeed" (another incarnation of the trainer begins), "replace" (the same, with a
             coordinator of its own), "orphan" (the trainer dies, and none follows), "fade" (of the
-            arrays of a process), "fail" (of a transfer whose source is there), "patience" and
-            "lease" (that much time passes).
+            arrays of a process), "fail" (of a transfer whose source is there), "leave" (a call that
+            a sampler process is in), "patience" and "lease" (that much time passes).
         commit, on_straggler: the trainer's options.
         publish_s: how long a publish call may take.
         clock_is_late: the clock of each coordinator says less than that of the one before.
@@ -475,6 +482,8 @@ class Model:
                         yield "fail", number
                 if not process.in_call and process.next_call < self.budget.get("enter", 0):
                     yield "enter", number
+                if process.in_call and self.budget.get("leave"):
+                    yield "leave", number
                 if self.budget.get("die"):
                     yield "die", number
             elif not process.in_call and process.next_call < self.budget.get("publish", 0):
@@ -584,7 +593,7 @@ class Model:
 
     def key(self) -> int:
         """What states have in common that can't be told apart."""
-        replicas = [replica.__dict__ for replica in self.job._replicas.values()]
+        replicas = [replica.__dict__ for replica in self.job.replicas.values()]
         return hash(_frozen([self.__dict__, *replicas], set()))
 
     # --- the end
@@ -736,7 +745,7 @@ def _frozen(value: Any, seen: set[int]) -> Any:
         return value
     if kind is list or kind is tuple:
         return tuple([_frozen(item, seen) for item in value])
-    if kind is dict:
+    if isinstance(value, Mapping):
         return frozenset([(_frozen(k, seen), _frozen(v, seen)) for k, v in value.items()])
     if kind is set:
         return frozenset([_frozen(item, seen) for item in value])

@@ -71,6 +71,18 @@ def test_busy_address_is_an_error_that_says_so(coordinator):
         start_coordinator(host, port, token=TOKEN, peer_timeout=10, insecure=False)
 
 
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        (64 * "x", r"'x*' is no name that resolves here \(.*\): check coordinator="),
+        ("192.0.2.1", "192.0.2.1 is not an address of this machine"),
+    ],
+)
+def test_host_that_it_can_not_listen_on_is_an_error_that_says_why(host, why):
+    with pytest.raises(SyncError, match=f"can't listen on {host}:7: {why}"):
+        start_coordinator(host, 7, token=TOKEN, peer_timeout=10, insecure=False)
+
+
 def test_without_a_token_it_listens_on_loopback_only():
     with pytest.raises(ValueError, match=r"0\.0\.0\.0 can be reached from other machines"):
         start_coordinator("0.0.0.0", 0, token=b"", peer_timeout=10, insecure=False)

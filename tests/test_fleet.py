@@ -13,6 +13,7 @@ from tpu_sync_rl.sampler_messages import (
     JobEnded,
     SamplerJoined,
     SamplerOutcome,
+    Withdrawn,
 )
 from tpu_sync_rl.trainer_messages import Announced, PinsKept, PublishOutcome, TrainerJoined
 
@@ -293,6 +294,9 @@ def test_straggler_aborts_the_round_and_all_keep_what_they_have(world):
     )
     assert result(trainer).held is None  # another coordinator is not to tell of it
     assert two[0].last(Abandon).held == Held("A", 2)
+    why = "two did not receive it within straggler_timeout"
+    for process in one + two:
+        assert process.all(Withdrawn) == [Withdrawn(Held("A", 2), why)]
     one[0].take(1, wait=False)
     assert outcome(one[0]).error == "Nothing"
     two[0].take(0)
@@ -328,12 +332,17 @@ def test_version_that_its_sources_lost_is_not_waited_for(world):
     trainer.say(PinsKept(1, 1, False))
     one[0].offer(1, kept=False)
     assert "version 1 is withdrawn" in result(trainer).text
+    one[0].take(0, timeout_s=3)
+    world.pass_time(3)
+    assert "version 1 was withdrawn: two did not receive it" in outcome(one[0]).text
 
 
 def test_version_that_a_process_could_not_copy_is_withdrawn(world):
     trainer, one, two = begun(world)
     trainer.publish(0, 1, error="ValueError", text="no memory")
     assert result(trainer).text == "process 0: no memory"
+    why = "the trainer's process 0: no memory"
+    assert one[0].all(Withdrawn) == two[0].all(Withdrawn) == [Withdrawn(Held("A", 1), why)]
     assert two[0].last(Abandon).held == Held("A", 1)
     publish([trainer], 1, 2)
     receive(one + two, 2)

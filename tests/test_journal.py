@@ -20,6 +20,7 @@ from tpu_sync_rl.sampler_messages import (
     Prepared,
     Refuse,
     SamplerOutcome,
+    Withdrawn,
 )
 from tpu_sync_rl.trainer_messages import Announced, JobClosed, Pins, PublishOutcome
 
@@ -116,6 +117,7 @@ def test_what_a_sampler_says_is_logged(log, message, level, text):
         ),
         (SamplerOutcome(0, Outcome("", "", HELD), [], 0), "DEBUG", "version 7: taken"),
         (Announced(0, 7), "DEBUG", "version 7: announced"),
+        (Withdrawn(HELD, "two was late"), "WARNING", "takes it: two was late"),
         (FleetCommit(HELD), "DEBUG", "version 7: committed by the fleet"),
         (Pins(7, [], 0), "DEBUG", "version 7: let go"),
         (JobClosed(), "INFO", "the job is closed"),

@@ -45,7 +45,7 @@ FLOORS = (
     ("messages", "long_messages", "keepalive"),
     ("trainer_messages", "sampler_messages", "greeting"),
     ("message_codec",),
-    ("call_log", "epochs", "members", "transfer", "verdict"),
+    ("call_log", "epochs", "members", "restored", "transfer", "verdict"),
     ("replica", "copy_comparison"),
     ("fleet", "inheritance", "readers"),
     ("holders",),
@@ -59,7 +59,7 @@ FLOORS = (
     ("coordinator", "client"),
     # roles
     ("calls", "dialler", "planner", "prepared_versions"),
-    ("publications", "sync_handle", "feed", "updates"),
+    ("publications", "sync_handle", "feed", "take_calls", "updates"),
     ("pins", "receiver"),
     ("source",),
     ("offers", "publish_report"),

@@ -42,6 +42,10 @@ SMALL = {
         "commit": "fleet",
     },
     "two versions": {"replicas": PAIR, "budget": {"publish": 2, "enter": 2}, "commit": "fleet"},
+    "interrupted calls": {
+        "replicas": {"a": 2},
+        "budget": ONE | {"leave": 1, "lose": 1},
+    },
     "two trainer processes": {
         "replicas": {"a": 1},
         "num_trainers": 2,

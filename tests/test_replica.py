@@ -9,6 +9,8 @@ from tpu_sync_rl.sampler_messages import (
     Abandon,
     Fetch,
     Latest,
+    LeaveCall,
+    MemoryShortage,
     ReplicaRefused,
     SamplerJoined,
     SamplerOutcome,
@@ -474,6 +476,69 @@ def test_timeout_says_what_is_known(world, stage, text):
     assert outcome(sampler).error == "SyncTimeoutError"
     assert "replica 's' got no new version in time" in outcome(sampler).text
     assert text in outcome(sampler).text
+
+
+def test_timeout_says_which_min_version_is_asked_and_what_is_the_newest(world):
+    _, [sampler] = serving(world, versions=(1, 2))
+    sampler.prepare(2)
+    sampler.take(0, timeout_s=3, min_version=5)
+    world.pass_time(3)
+    assert outcome(sampler).text == (
+        "replica 's' got no new version in time from min_version=5 on: version 2 is prepared and "
+        "not taken; version 2 is the newest announced"
+    )
+
+
+def test_both_sides_hear_that_a_process_has_no_memory(world):
+    [trainer], sampler = world.trainer(), world.replica("s", 2)
+    publish([trainer], 0, 1, timeout_s=3)
+    admit(sampler)
+    sampler[1].say(MemoryShortage(Held("A", 1), "the application holds versions 0"))
+    sampler[0].take(0, timeout_s=3)
+    world.pass_time(3)
+    text = "process 1 has no memory for it: the application holds versions 0"
+    assert text in outcome(sampler[0]).text
+    publish([trainer], 1, 2, timeout_s=3)
+    world.pass_time(3)
+    assert text in trainer.last(PublishOutcome).outcome.text
+    sampler[1].say(MemoryShortage(Held("A", 1), ""))
+    publish([trainer], 2, 3, timeout_s=3)
+    world.pass_time(3)
+    assert "no memory" not in trainer.last(PublishOutcome).outcome.text
+
+
+def test_call_that_was_left_is_not_decided_before_it_is_entered_again(world):
+    _, [sampler] = serving(world)
+    sampler.take(0, timeout_s=3)
+    sampler.say(LeaveCall(0))
+    sampler.prepare(1)
+    world.pass_time(3)
+    assert not sampler.all(SamplerOutcome)
+    sampler.take(0)
+    assert outcome(sampler).held == Held("A", 1)
+
+
+def test_call_that_was_left_while_the_stream_was_lost_is_not_decided(world):
+    _, [sampler] = serving(world)
+    sampler.take(0, timeout_s=3)
+    sampler.lose()
+    known = sinks([sampler])[0]
+    sampler.open()
+    sampler.join(sink=known)
+    world.pass_time(3)
+    assert not sampler.all(SamplerOutcome)
+
+
+def test_trainer_hears_who_has_not_taken_what_was_handed_out(world):
+    trainer, sampler = serving(world, 2)
+    prepare(sampler, 1)
+    sampler[0].take(0)
+    sampler[0].took(0)
+    trainer.publish(1, 2, timeout_s=3)
+    world.pass_time(3)
+    assert trainer.last(PublishOutcome).outcome.text.endswith(
+        "(version 1 is handed out, and not taken by process 1)"
+    )
 
 
 def test_timeout_says_that_a_version_can_not_be_had_any_more(world):

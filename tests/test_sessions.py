@@ -1,8 +1,10 @@
 """Trainer and samplers in one process, each session with a mesh of its own."""
 
+import contextlib
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +20,7 @@ import tpu_sync_rl as tsr
 from tpu_sync_rl import rails, receiver, same_host
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.feed import Feed
+from tpu_sync_rl.sampler_messages import LeaveCall
 
 pytestmark = pytest.mark.end_to_end
 
@@ -49,6 +52,22 @@ def trainer() -> Iterator[tsr.TrainerSession]:
 def connect(trainer: tsr.TrainerSession, replica: str = "sampler-0", **options):
     options = {"replica": replica, "like": oracle.like(SPECS, SAMPLER), "timeout": 20, **options}
     return tsr.connect_sampler(coordinator=trainer.coordinator, **options)
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """A signal handler raises InterruptedError in whatever this thread waits for."""
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
 
 
 def publish(trainer: tsr.TrainerSession, version: int | None, **options):
@@ -511,10 +530,31 @@ def test_timeout_says_that_older_params_leave_no_memory(trainer):
             publish(trainer, version)
             held.append(sampler.sync_weights())
         publish(trainer, 3, wait=None)
-        with pytest.raises(tsr.SyncTimeoutError, match="older params in all of max_generations"):
+        text = (
+            "process 0 has no memory for it: the application still holds older params in all of "
+            r"max_generations \(2\): arrays of versions 1, 2"
+        )
+        with pytest.raises(tsr.SyncTimeoutError, match=text):
             sampler.sync_weights(timeout=1)
+        with pytest.raises(tsr.SyncTimeoutError, match=text):
+            publish(trainer, 4, timeout=1)
         held.clear()
         assert sampler.sync_weights().version == 3
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_call_after_an_interrupted_one_has_its_own_deadline(trainer, monkeypatch, is_heard):
+    with connect(trainer) as sampler:
+        send = sampler._client.send
+        if not is_heard:  # as where the coordinator has decided at that very moment
+            monkeypatch.setattr(
+                sampler._client, "send", lambda x: isinstance(x, LeaveCall) or send(x)
+            )
+        with interrupted_after(0.2), pytest.raises(InterruptedError):
+            sampler.sync_weights(timeout=0.5)
+        time.sleep(0.5)  # its deadline passes
+        publish(trainer, 1, wait=None)
+        oracle.assert_equal(sampler.sync_weights(timeout=20).params, SPECS, 1, SAMPLER)
 
 
 def test_fencing_ends_a_publish_that_waits_for_a_pin(trainer, pool):

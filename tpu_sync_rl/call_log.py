@@ -31,6 +31,7 @@ class CallLog:
 
         Returns those decisions that are news here.
         """
+        self._takes.pop(process, None)  # it takes again, if it still waits
         news = [outcome for outcome in outcomes if outcome.call >= self.next_call]
         for outcome in news:
             self._decided[outcome.call] = outcome
@@ -40,6 +41,12 @@ class CallLog:
             if number < call:
                 self.took(process, number)
         return news
+
+    def leave(self, process: int, call: int) -> None:
+        """Notes that `process` does not wait for `call` any more: nobody is to be answered."""
+        take = self._takes.get(process)
+        if take is not None and take.call == call:
+            del self._takes[process]
 
     def take(self, process: int, take: Take, now: float) -> SamplerOutcome | None:
         """Notes that `process` has entered a call; the outcome if that call is decided."""
@@ -80,6 +87,16 @@ class CallLog:
         """The newest version that is the outcome of a call and not taken by all processes yet."""
         decided = [o.outcome.held for _, o in sorted(self._decided.items())]
         return next((held for held in reversed(decided) if held is not None), None)
+
+    def describe_late(self) -> str:
+        """Names the processes that have not taken yet what was handed out."""
+        late = {
+            process
+            for call, took in self._took.items()
+            if self._decided[call].outcome.held is not None
+            for process in set(range(self._process_count)) - took
+        }
+        return ", ".join(f"process {process}" for process in sorted(late))
 
     def expired(self, now: float) -> bool:
         """Whether process 0's deadline for the next call has passed."""

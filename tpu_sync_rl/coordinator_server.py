@@ -5,7 +5,9 @@ Clients keep one gRPC stream each (see `messages`). What is said on it goes into
 """
 
 import asyncio
+import errno
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -63,15 +65,14 @@ class CoordinatorServer:
         """Listens and returns the port.
 
         Raises:
-            SyncError: the address is in use, or is none of this machine's.
+            SyncError: the address is in use, or none of this machine's, or its name is unknown.
         """
+        address = join_address(host, port)
         try:
-            bound: int = self._add_port(join_address(host, port))
+            bound: int = self._add_port(address)
         except RuntimeError as error:
-            raise SyncError(
-                f"the coordinator can't listen on {join_address(host, port)}: the address is in "
-                f"use, or not one of this machine ({error})"
-            ) from error
+            why = _why_not_bound(host, port) or f"the address was in use ({error})"
+            raise SyncError(f"the coordinator can't listen on {address}: {why}") from error
         await self._server.start()
         return bound
 
@@ -206,6 +207,27 @@ class CoordinatorServer:
             _log.exception("a message of %s %r", member.role, member.name)
             job.on_lost(member, time.monotonic())
             member.send(Refused("SyncError", f"the coordinator failed: {error!r}"))
+
+
+def _why_not_bound(host: str, port: int) -> str:
+    """What keeps this machine from listening there, which gRPC does not tell; "" if nothing."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return f"{host!r} is no name that resolves here ({reason}): check coordinator="
+    for family, kind, protocol, _, where in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return "the address is in use"
+            if error.errno == errno.EADDRNOTAVAIL:
+                return f"{where[0]} is not an address of this machine"
+            return error.strerror or str(error)
+    return ""
 
 
 async def _write(context: grpc.aio.ServicerContext, messages: Sequence[Message]) -> None:

@@ -1,7 +1,7 @@
 """The epochs of a job's incarnations: ints that say which one came before which."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 
 def unix_ms() -> int:
@@ -51,3 +51,20 @@ class Epochs:
 
     def _greatest_but(self, incarnation: str) -> int:
         return max((e for i, e in self._epochs.items() if i != incarnation), default=0)
+
+
+class KnownEpochs:
+    """The epochs that one sampler process has heard of, for a coordinator that knows none."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[str, int] = {}
+
+    def learn(self, incarnation: str, epoch: int) -> None:
+        """The coordinator has told the epoch of an incarnation, for the first time or again."""
+        self._epochs[incarnation] = max(epoch, self._epochs.get(incarnation, 0))
+
+    def of(self, incarnations: Collection[str]) -> dict[str, int]:
+        """Those of `incarnations`, and of the newest."""
+        newest = max(self._epochs, key=self._epochs.__getitem__, default="")
+        told = {newest, *incarnations}
+        return {name: epoch for name, epoch in self._epochs.items() if name in told}

@@ -49,6 +49,7 @@ class Round:
     ) -> None:
         self.held = held
         self.why_aborted = ""
+        self._told = ""  # of it, to replicas
         self.late_callers: list[str] = []
         self._names = sorted(names)
         self._members = set(members)
@@ -84,10 +85,14 @@ class Round:
         if self._stage is _Stage.OPEN:
             self.late_callers, self._stage = [], _Stage.COMMITTED
 
-    def abort(self, why: str, replicas: Collection[Replica]) -> None:
-        """Decides that no replica returns it, unless it is committed."""
+    def abort(self, why: str, replicas: Collection[Replica], *, is_told: bool = True) -> None:
+        """Decides that no replica returns it, unless it is committed.
+
+        `why` is told to the replicas, but where nothing is wrong, and `is_told` is False.
+        """
         if self._stage is _Stage.OPEN:
             self.why_aborted, self._stage = why, _Stage.ABORTED
+            self._told = why if is_told else ""
             self.late_callers = []
             self.spread(replicas)
 
@@ -129,7 +134,7 @@ class Round:
             if self._stage is _Stage.SETTLED:
                 replica.release(self.held)
             elif self._stage is _Stage.ABORTED:
-                replica.withdraw(self.held)
+                replica.withdraw(self.held, self._told)
 
 
 class Fleet:
@@ -159,7 +164,7 @@ class Fleet:
         found = self._rounds.get(held)
         for round_ in self._rounds.values():
             if round_.late_callers and round_ is not found:
-                round_.abort(f"version {held.version} came first", replicas)
+                round_.abort(f"version {held.version} came first", replicas, is_told=False)
         self._broken |= {round_.held for round_ in self._rounds.values() if round_.why_aborted}
         self._rounds = {h: r for h, r in self._rounds.items() if not r.is_over or r is found}
         if found is None:
@@ -213,7 +218,9 @@ class Fleet:
             self._rounds[promise.held] = Round(promise.held, promise.fleet)
         elif promise.held in self._broken or self._are_back(promise, replicas, now):
             self._broken.add(promise.held)
-            replica.withdraw(promise.held)
+            replica.withdraw(
+                promise.held, "the coordinator was restarted before the fleet had decided"
+            )
 
     def _is_known(self, held: Held, replicas: Collection[Replica]) -> bool:
         if held in self._broken:

@@ -90,6 +90,11 @@ class Generation:
         del self._root
         return made
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether its memory has not been given back yet."""
+        return self._end.alive
+
     def release(self) -> None:
         """Gives the memory back at once. Arrays over it may live on, but must not be read."""
         freed = self._end.detach()
@@ -139,6 +144,10 @@ class GenerationPool:
     """The generations of one sampler process: few blocks of memory, each used again and again.
 
     `acquire` is for one thread; arrays may die on any.
+
+    Attributes:
+        layout: of the arrays of each version.
+        max_generations: most blocks that ever live.
     """
 
     def __init__(
@@ -153,7 +162,7 @@ class GenerationPool:
         """
         self._nodes = nodes
         self.layout = layout
-        self._max_generations = max_generations
+        self.max_generations = max_generations
         self._num_generations = 0
         # Filled from destructors, which may run anywhere: SimpleQueue is made for that.
         self._free: queue.SimpleQueue[HostMemory] = queue.SimpleQueue()
@@ -173,8 +182,8 @@ class GenerationPool:
             return prepared
         deadline = time.monotonic() + timeout_s
         memory = self._take(0.0)
-        may_grow = self._num_generations < self._max_generations
-        if memory is None and self._num_generations >= min(2, self._max_generations):
+        may_grow = self._num_generations < self.max_generations
+        if memory is None and self._num_generations >= min(2, self.max_generations):
             notice_dead_arrays()
             memory = self._take(0.0)
             if memory is None and may_grow:

@@ -175,7 +175,7 @@ class Incarnation(Program):
             failure = call.failure
             if failure is not None:
                 if call.round is not None:
-                    call.round.abort(failure.text, replicas)
+                    call.round.abort(f"the trainer's {failure.text}", replicas)
                 self._decide(call, failure, replicas, now)
             elif call.round is not None and call.round.why_aborted:
                 text = f"version {call.held.version} is withdrawn: {call.round.why_aborted}"

@@ -5,6 +5,7 @@ Pure and synchronous: messages and the time come in, messages go out through `Me
 
 import secrets
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from tpu_sync_rl.epochs import Epochs
 from tpu_sync_rl.errors import SyncError, VersionError
@@ -20,6 +21,8 @@ from tpu_sync_rl.sampler_messages import (
     FleetCommitStored,
     JoinSampler,
     Latest,
+    LeaveCall,
+    MemoryShortage,
     Offer,
     Prepared,
     RefusalTaken,
@@ -86,6 +89,11 @@ class Job:
         self._introduced = ""  # the incarnation that samplers know
         self._replicas: dict[str, Replica] = {}
         self._fenced: set[tuple[str, str]] = set()  # former lives of replicas
+
+    @property
+    def replicas(self) -> Mapping[str, Replica]:
+        """The replicas by name, to look at: also those that are lost, or have heard of the end."""
+        return MappingProxyType(self._replicas)
 
     # --- what happens
 
@@ -330,6 +338,10 @@ class Job:
                 decision = replica.calls.take(process, message, now)
                 if decision is not None:
                     member.send(decision)
+            case LeaveCall():
+                replica.calls.leave(process, message.call)
+            case MemoryShortage():
+                replica.on_shortage(process, message)
             case Took():
                 replica.calls.took(process, message.call)
             case FleetCommitStored():

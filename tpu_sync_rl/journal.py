@@ -16,6 +16,7 @@ from tpu_sync_rl.sampler_messages import (
     Prepared,
     Refuse,
     SamplerOutcome,
+    Withdrawn,
 )
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.trainer_messages import Announced, JobClosed, Pins, PublishOutcome
@@ -112,6 +113,11 @@ class Journal:
                     "is not received any further: it took longer than the trainer's "
                     "straggler_timeout, another process of the replica failed, or the fleet "
                     "has given it up",
+                    message.held.version,
+                )
+            case Withdrawn():
+                self._log.warning(
+                    f"withdrawn, no replica of the fleet takes it: {message.text}",
                     message.held.version,
                 )
             case FleetCommit():

@@ -20,6 +20,8 @@ from tpu_sync_rl.sampler_messages import (
     JobEnded,
     JoinSampler,
     Latest,
+    LeaveCall,
+    MemoryShortage,
     Offer,
     Prepared,
     RefusalTaken,
@@ -30,6 +32,7 @@ from tpu_sync_rl.sampler_messages import (
     Serve,
     Take,
     Took,
+    Withdrawn,
 )
 from tpu_sync_rl.trainer_messages import (
     Announced,
@@ -66,8 +69,10 @@ ToCoordinator = (
     | RefusalTaken
     | Prepared
     | FetchFailed
+    | MemoryShortage
     | Offer
     | Take
+    | LeaveCall
     | Took
     | FleetCommitStored
     | Leave
@@ -92,6 +97,7 @@ FromCoordinator = (
     | Abandon
     | Serve
     | FleetCommit
+    | Withdrawn
     | SamplerOutcome
     | ReplicaRefused
     | JobEnded

@@ -20,7 +20,15 @@ from tpu_sync_rl.plan import Plan
 from tpu_sync_rl.planner import Planner
 from tpu_sync_rl.prepared_versions import PreparedVersions, Received
 from tpu_sync_rl.process_stats import ProcessStats
-from tpu_sync_rl.sampler_messages import Abandon, Admit, Fetch, FetchFailed, Prepared, Refuse
+from tpu_sync_rl.sampler_messages import (
+    Abandon,
+    Admit,
+    Fetch,
+    FetchFailed,
+    MemoryShortage,
+    Prepared,
+    Refuse,
+)
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.staged_generations import StagedGeneration
 from tpu_sync_rl.threads import start_thread
@@ -83,7 +91,7 @@ class Receiver:
         self._abandoned: Held | None = None
         self._wanted: Fetch | None = None  # the last one told of
         self._newest_incarnation = ""
-        self._lacks_memory = False
+        self._used: list[tuple[int, Generation]] = []  # versions whose memory may still be in use
         self._moved: Received | None = None  # every byte is here, but its digests are not yet
         self._closed = False
         self._trainer: tuple[TrainerUp, Plan] | None = None  # the one that it has met, if it fits
@@ -100,15 +108,6 @@ class Receiver:
             return None
         plan = known[1]
         return [plan.source.leaves[pair.source_leaf].key for pair in plan.pairs]
-
-    def explained(self, text: str) -> str:
-        """`text` on why a call got nothing, and what only this process knows of it."""
-        if not self._lacks_memory:
-            return text
-        return (
-            f"{text}; process {self._process} has no memory for it: the application still holds "
-            "older params in all of max_generations"
-        )
 
     def on_message(self, message: TrainerUp | Fetch | Abandon) -> None:
         """Takes what the coordinator says; returns at once."""
@@ -320,13 +319,28 @@ class Receiver:
         return replace(moved, stats=msgspec.structs.replace(moved.stats, seconds=seconds))
 
     def _free_generation(self, fetch: Fetch) -> Generation:
+        told: Fetch | None = None  # of the last one that the coordinator knows of a shortage for
         while True:
             generation = self._pool.acquire(_POLL_S)
-            self._lacks_memory = generation is None
             if generation is not None:
+                if told is not None:
+                    self._send(MemoryShortage(fetch.held, ""))
+                self._used = [(version, used) for version, used in self._used if used.is_in_use]
+                self._used.append((fetch.held.version, generation))
                 return generation
             self.on_shortage()
             self._stop_if_told(fetch)
+            if told is not self._wanted:
+                told = self._wanted
+                self._send(MemoryShortage(fetch.held, self._shortage()))
+
+    def _shortage(self) -> str:
+        versions = [str(version) for version, used in self._used if used.is_in_use]
+        held = f": arrays of versions {', '.join(versions)}" if versions else ""
+        return (
+            "the application still holds older params in all of max_generations "
+            f"({self._pool.max_generations}){held}"
+        )
 
     def _stop_if_told(self, fetch: Fetch) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ from tpu_sync_rl.call_log import CallLog
 from tpu_sync_rl.members import Member, Program
 from tpu_sync_rl.messages import Held, Holder, Outcome, Promise, ReplicaStatus
 from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.restored import known_commits, restored
 from tpu_sync_rl.sampler_messages import (
     Abandon,
     Fetch,
@@ -13,9 +14,12 @@ from tpu_sync_rl.sampler_messages import (
     FleetCommit,
     JobEnded,
     JoinSampler,
+    MemoryShortage,
     Prepared,
     ReplicaRefused,
     SamplerJoined,
+    Take,
+    Withdrawn,
 )
 from tpu_sync_rl.transfer import Retries, Transfer
 from tpu_sync_rl.verdict import Verdict
@@ -82,6 +86,8 @@ class Replica(Program):
         self._stats: dict[Held, list[ProcessStats]] = {}
         self._fleet_commit: Held | None = None  # the last one told
         self._stored: set[int] = set()  # processes that have stored it
+        self._withdrawn: Held | None = None  # the last version that the fleet has withdrawn
+        self._withdrawal = ""  # why, until it receives another one
         # Where another coordinator knew this life: what each process said of itself. Nothing is
         # decided until all have, since any of them may know of a decision.
         self._restoring: dict[int, JoinSampler] | None = {} if first.sink else None
@@ -107,31 +113,13 @@ class Replica(Program):
             member.send(self.ended)
         if self._restoring is not None:
             self._restoring[process] = message
-            outcomes = {outcome.outcome.held for outcome in message.outcomes}
-            commits = {message.fleet_commit, message.committed, *outcomes}
-            self.known_commits |= {held for held in commits if held is not None}
+            self.known_commits |= known_commits(message)
             if len(self._restoring) == self.process_count:
-                self._restore(list(self._restoring.values()))
+                found = restored(list(self._restoring.values()), self.calls.handed_out)
+                self.received, self.prepared = found.received, found.prepared
+                self.promised = found.promised
+                self.calls.taken = self.calls.taken or found.committed
                 self._restoring = None
-
-    def _restore(self, joins: list[JoinSampler]) -> None:
-        joins.sort(key=lambda join: join.call)
-        handed_out = self.calls.handed_out
-        self.received = handed_out or joins[-1].committed
-        for held in joins[0].prepared:
-            if not all(held in join.prepared for join in joins):
-                continue
-            self.received = held
-            promise = joins[0].promise
-            if held == handed_out:
-                self.prepared = None  # an older one, which can't be taken any more
-            elif promise is not None and all(
-                join.promise is not None and join.promise.held == held for join in joins
-            ):
-                self.promised = promise
-            else:
-                self.prepared = held  # to one process at least it came after the decision
-        self.calls.taken = self.calls.taken or joins[0].committed
 
     @property
     def is_live(self) -> bool:
@@ -226,7 +214,12 @@ class Replica(Program):
             stats = [transfer.stats[process] for process in range(self.process_count)]
             self._stats = {**kept, transfer.held: stats}
             self._retries.forget()
-            self.transfer = None
+            self.transfer, self._withdrawal = None, ""
+
+    def on_shortage(self, process: int, message: MemoryShortage) -> None:
+        """A process has no memory for what it is to receive, or has some again."""
+        if self.transfer is not None and self.transfer.held == message.held:
+            self.transfer.shortages[process] = message.text
 
     def on_failed(self, message: FetchFailed, now: float) -> bool:
         """A process can't receive its version; whether that was news."""
@@ -269,8 +262,15 @@ class Replica(Program):
         elif self.transfer is not None and self.transfer.held == held:
             self.transfer.released = True
 
-    def withdraw(self, held: Held) -> None:
-        """Gives up `held`, which the fleet has aborted; what it had before stays."""
+    def withdraw(self, held: Held, why: str) -> None:
+        """Gives up `held`, which the fleet has aborted; what it had before stays.
+
+        Its processes are told `why`, unless that is empty.
+        """
+        if why and self._withdrawn != held:
+            self._withdrawn = held
+            self._withdrawal = f"version {held.version} was withdrawn: {why}"
+            self.broadcast(Withdrawn(held, why))
         if self.is_receiving(held):
             self.abandon()
         if self.has_promised(held):
@@ -303,8 +303,7 @@ class Replica(Program):
         elif not take.wait:
             self.conclude(Outcome("Nothing", "", None))
         elif self.calls.expired(now):
-            text = f"replica {self.name!r} got no new version in time: {self.describe(situation)}"
-            self.conclude(Outcome("SyncTimeoutError", text, None))
+            self.conclude(Outcome("SyncTimeoutError", self._overtime(take, situation), None))
 
     def may_take(self, min_version: int | None, newest_incarnation: str | None) -> bool:
         """Whether a call with this `min_version` may take what is prepared."""
@@ -353,23 +352,33 @@ class Replica(Program):
             return ReplicaStatus(None, [])
         return ReplicaStatus(received.version, self._stats.get(received, []))
 
+    def _overtime(self, take: Take, situation: str) -> str:
+        """Why a call got nothing within its deadline."""
+        least, details = "", {self.describe(situation): None}
+        if take.min_version is not None:
+            least = f" from min_version={take.min_version} on"
+            details[situation] = None  # how far the trainer is, whatever is here
+        return f"replica {self.name!r} got no new version in time{least}: {'; '.join(details)}"
+
     def describe(self, situation: str = "") -> str:
         """How far it is, for the text of a timeout."""
-        absent = self.absent()
+        absent, handed_out = self.absent(), self.calls.handed_out
+        texts = [situation]
         if absent:
-            situation = absent
+            texts = [absent]
         elif self.transfer is not None:
-            situation = (
-                f"version {self.transfer.held.version} is being received "
-                f"(processes that have it: {len(self.transfer.stats)} of {self.process_count})"
-            )
+            texts = [self.transfer.describe(self.process_count)]
         elif self.promised is not None:
             version = self.promised.held.version
-            situation = f"version {version} is prepared and waits for the rest of the fleet"
+            texts = [f"version {version} is prepared and waits for the rest of the fleet"]
+        elif handed_out is not None:
+            late = self.calls.describe_late()
+            texts = [f"version {handed_out.version} is handed out, and not taken by {late}"]
         elif self.prepared is not None:
-            situation = f"version {self.prepared.version} is prepared and not taken"
+            texts = [f"version {self.prepared.version} is prepared and not taken"]
         elif self.overdue is not None and _follows(self.overdue, self.received):
             lost = f"version {self.overdue.version} can't be had here any more"
             why = "it took longer than straggler_timeout, or nobody holds it; the next one can"
-            situation = "; ".join(filter(None, (situation, f"{lost}: {why}")))
-        return "; ".join(filter(None, (situation, self._retries.last_failure)))
+            texts.append(f"{lost}: {why}")
+        texts += [self._withdrawal, self._retries.last_failure]
+        return "; ".join(filter(None, texts))

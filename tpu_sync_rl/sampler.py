@@ -6,14 +6,12 @@ import time
 from collections.abc import Iterator
 from typing import Any, Literal, overload
 
-import msgspec
-
 from tpu_sync_rl import errors
 from tpu_sync_rl.addresses import is_loopback, split_address
 from tpu_sync_rl.at_exit import AtExit
-from tpu_sync_rl.calls import GRACE_S, Calls, one_at_a_time
+from tpu_sync_rl.calls import one_at_a_time
 from tpu_sync_rl.client import CoordinatorClient
-from tpu_sync_rl.deadline import seconds_left
+from tpu_sync_rl.epochs import KnownEpochs
 from tpu_sync_rl.errors import JobEndedError, SyncError, SyncTimeoutError, VersionError
 from tpu_sync_rl.generation_layout import GenerationLayout
 from tpu_sync_rl.generations import notice_dead_arrays
@@ -45,12 +43,11 @@ from tpu_sync_rl.sampler_messages import (
     SamplerJoined,
     SamplerOutcome,
     Serve,
-    Take,
-    Took,
 )
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.shard_table import shard_table
 from tpu_sync_rl.staged_generations import generation_pool
+from tpu_sync_rl.take_calls import TakeCalls
 from tpu_sync_rl.trace import Trace
 from tpu_sync_rl.tree import flatten
 from tpu_sync_rl.update import Update
@@ -91,12 +88,9 @@ class SamplerSession:
         self._replica = replica
         self._life = life
         self._turn = threading.Lock()
-        self._calls: Calls[SamplerOutcome] = Calls()
-        self._asked: tuple[Take, float] | None = None  # in the call under way, and its deadline
-        self._next_call = 0
         self._latest: Held | None = None
         self._fleet_commit: Held | None = None
-        self._epochs: dict[str, int] = {}  # of incarnations, as far as they are known here
+        self._epochs = KnownEpochs()
         self._closed = False
         over_nics = not is_loopback(split_address(coordinator)[0])
         nodes = numa_nodes(options.nics) if over_nics else ()
@@ -114,9 +108,10 @@ class SamplerSession:
                 process_index=program.index,
                 join=self._join,
                 on_message=self._on_message,
-                on_refused=self._calls.end,
+                on_refused=self._on_refused,
             )
             undo.callback(self._client.close)
+            self._calls = TakeCalls(program.index, self._client.send)
             self._client.journal.counted(len(leaves))
             self._trace = Trace(
                 options.trace, name=f"{replica} of {options.job}", process=program.index
@@ -220,7 +215,7 @@ class SamplerSession:
             min_version = checked_int("min_version", min_version)
         deadline = time.monotonic() + timeout_s
         with one_at_a_time(self._turn, deadline):
-            return self._sync(Take(self._next_call, min_version, wait, timeout_s), deadline)
+            return self._sync(min_version, wait, timeout_s, deadline)
 
     def __iter__(self) -> Iterator[Update]:
         """Yields the newest prepared version each time, as `sync_weights()` does; skips older ones.
@@ -264,30 +259,25 @@ class SamplerSession:
 
     # --- one call
 
-    def _sync(self, take: Take, deadline: float) -> Update | None:
+    def _sync(
+        self, min_version: int | None, wait: bool, timeout_s: float, deadline: float
+    ) -> Update | None:
         notice_dead_arrays()  # of older updates, so that their memory is made ready meanwhile
-        number = take.call
-        call = self._calls.open(number)
-        self._asked = (take, deadline)
-        self._client.send(take)
-        try:
-            # The coordinator times this call by process 0's clock; another process's deadline
-            # ends its own wait alone, and the call keeps its number.
-            own = deadline + (GRACE_S if self._program.index == 0 else 0.0)
-            decided = self._calls.wait(call, own)
-        finally:
-            self._asked = None
+        decided = self._calls.outcome(
+            min_version=min_version, wait=wait, timeout_s=timeout_s, deadline=deadline
+        )
         if decided is None:
-            others = "" if self._program.index == 0 else "process 0 has not called it, or "
+            least = "" if min_version is None else f" from min_version={min_version} on"
+            others = "process 0 has not called it, or was interrupted in it, or "
             raise SyncTimeoutError(
-                f"no version for replica {self._replica!r} within {take.timeout_s:g} s: {others}no "
-                f"answer from {self._client.state}; the current version is "
+                f"no version{least} for replica {self._replica!r} within {timeout_s:g} s: "
+                f"{'' if self._program.index == 0 else others}no answer from "
+                f"{self._client.state}; the current version is "
                 f"{None if self.current is None else self.current.version}"
             )
-        self._check_last(decided.outcome.held, take.min_version)
+        self._check_last(decided.outcome.held, min_version)
         update, error = self._applied(decided)
-        self._next_call = number + 1
-        self._client.send(Took(number))
+        self._calls.took()
         if error is not None:
             raise error
         if update is not None:
@@ -307,7 +297,7 @@ class SamplerSession:
         if outcome.error == "Nothing":
             return None, None
         if outcome.error:
-            return None, errors.by_name(outcome.error)(self._receiver.explained(outcome.text))
+            return None, errors.by_name(outcome.error)(outcome.text)
         held = outcome.held
         assert held is not None
         received = self._receiver.prepared.take(held)
@@ -325,41 +315,29 @@ class SamplerSession:
 
     def _join(self) -> JoinSampler:
         prepared = [received.held for received in self._receiver.prepared]
+        here = [held.incarnation for held in (*prepared, self._updates.committed) if held]
         return JoinSampler(
             life=self._life,
             process_count=self._program.count,
             sink=self._receiver.sink,
             prepared=prepared,
-            epochs=self._known_epochs(prepared),
+            epochs=self._epochs.of(here),
             promise=self._receiver.promise,
             fleet_commit=self._fleet_commit,
             committed=self._updates.committed,
-            call=self._next_call,
+            call=self._calls.next_call,
             outcomes=self._calls.decisions(),
         )
-
-    def _known_epochs(self, prepared: list[Held]) -> dict[str, int]:
-        """Epochs that a restarted coordinator has to learn: of what is here, and the newest."""
-        here = {held.incarnation for held in (*prepared, self._updates.committed) if held}
-        newest = max(self._epochs, key=self._epochs.__getitem__, default="")
-        return {name: epoch for name, epoch in self._epochs.items() if name in here | {newest}}
-
-    def _learn_epoch(self, incarnation: str, epoch: int) -> None:
-        self._epochs[incarnation] = max(epoch, self._epochs.get(incarnation, 0))
 
     def _on_message(self, message: FromCoordinator) -> None:
         match message:
             case SamplerJoined():
                 self._receiver.sink = message.sink
                 self._offers.end()
-                asked = self._asked
-                if asked is not None:
-                    take, deadline = asked
-                    left_s = seconds_left(deadline)
-                    self._client.send(msgspec.structs.replace(take, timeout_s=left_s))
+                self._calls.enter_again()
             case TrainerUp() | Fetch() | Abandon():
                 if isinstance(message, TrainerUp):
-                    self._learn_epoch(message.incarnation, message.epoch)
+                    self._epochs.learn(message.incarnation, message.epoch)
                 self._receiver.on_message(message)
             case Serve():
                 self._offers.on_message(message)
@@ -370,7 +348,7 @@ class SamplerSession:
                 self._latest = message.held
             case SamplerOutcome():
                 if message.outcome.held is not None:
-                    self._learn_epoch(message.outcome.held.incarnation, message.outcome.epoch)
+                    self._epochs.learn(message.outcome.held.incarnation, message.outcome.epoch)
                 self._calls.decide(message.call, message)
                 self._calls.forget(message.taken)
             case ReplicaRefused():
@@ -379,3 +357,6 @@ class SamplerSession:
                 self._offers.end()
                 self._calls.end(JobEndedError(message.text), message.call)
                 self._client.finish()
+
+    def _on_refused(self, error: SyncError) -> None:
+        self._calls.end(error)

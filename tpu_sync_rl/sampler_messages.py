@@ -58,6 +58,13 @@ class FetchFailed(Message, frozen=True):
     holder: str = ""  # the replica that it was read from; "" for the trainer
 
 
+class MemoryShortage(Message, frozen=True):
+    """There is no memory to receive `held` into, and why; with an empty text there is, again."""
+
+    held: Held
+    text: str
+
+
 class Offer(Message, frozen=True):
     """Answer to `Serve` with `ask`: whether every leaf of the version can be read, and where."""
 
@@ -76,6 +83,12 @@ class Take(Message, frozen=True):
     min_version: int | None
     wait: bool
     timeout_s: float
+
+
+class LeaveCall(Message, frozen=True):
+    """The process does not wait for call `call` any more; it may enter it again."""
+
+    call: int
 
 
 class Took(Message, frozen=True):
@@ -147,6 +160,13 @@ class FleetCommit(Message, frozen=True):
     """
 
     held: Held
+
+
+class Withdrawn(Message, frozen=True):
+    """The fleet has given `held` up: no replica returns it. For the log."""
+
+    held: Held
+    text: str  # why, and who was in the way
 
 
 class SamplerOutcome(Message, frozen=True):
