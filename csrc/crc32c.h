@@ -1,4 +1,4 @@
-// CRC32C (Castagnoli), by the fastest instructions that this CPU has.
+// CRC32C (Castagnoli), by the fastest instructions of the level in use.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cpu.h"
 #include "stores.h"
 
 namespace tsr {
@@ -19,15 +20,18 @@ uint32_t Crc32c(uint32_t crc, const void* data, size_t nbytes);
 // stored. Thread-safe where `to` is; sides don't overlap.
 uint32_t CopyCrc32c(uint32_t crc, void* to, const void* from, size_t nbytes, Stores stores);
 
-// Name of the implementation that Crc32c() uses here: "vpclmulqdq", "sse4.2" or "table".
-std::string_view Crc32cImplementation();
-
-// Every implementation that this CPU can run, so that a test holds each against the others.
+// One way to do both.
 struct Crc32cVariant {
   std::string_view name;
+  CpuLevel level;  // the least that it needs
   uint32_t (*extend)(uint32_t crc, const void* data, size_t nbytes);
   uint32_t (*copy)(uint32_t crc, void* to, const void* from, size_t nbytes, Stores stores);
 };
+// All that this CPU can run, the fastest first, so that a test holds each against the others.
 std::vector<Crc32cVariant> Crc32cVariants();
+
+// Name of the one that Crc32c() uses: "vpclmulqdq-512", "vpclmulqdq-256", "pclmulqdq", "pmull" or
+// "table".
+std::string_view Crc32cImplementation();
 
 }  // namespace tsr

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include "cpu.h"
 #include "share_out.h"
 
 namespace tsr {
@@ -211,6 +212,7 @@ uint64_t DigestOfTiledBox(Op op, int64_t itemsize, std::span<const int64_t> shap
 }
 
 Status DigestsOfBoxes(const BoxColumns& boxes, int num_threads, std::vector<uint64_t>* out) {
+  TSR_RETURN_IF_ERROR(CheckCpuLevel());
   const size_t num_boxes = boxes.addresses.size();
   std::vector<size_t> first_dim = {0};
   for (const uint32_t rank : boxes.ranks) {

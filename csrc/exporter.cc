@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "cpu.h"
+
 namespace tsr {
 namespace {
 
@@ -17,6 +19,7 @@ Status Exporter::Make(const ShardDirectory* directory, const ExporterOptions& op
   if (options.num_workers < 1 || options.max_chunk_nbytes < 1 || !(options.peer_timeout_s > 0)) {
     return Status(Code::kInvalid, "exporter: every option has to be positive");
   }
+  TSR_RETURN_IF_ERROR(CheckCpuLevel());
   const auto peer_timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(options.peer_timeout_s));
   std::unique_ptr<Exporter> exporter(new Exporter(directory));

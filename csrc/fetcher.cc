@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "cpu.h"
+
 namespace tsr {
 namespace {
 
@@ -16,6 +18,7 @@ Status Fetcher::Make(const Plan* plan, const FetcherOptions& options,
   if (options.num_workers < 1 || options.window < 1 || !(options.peer_timeout_s > 0)) {
     return Status(Code::kInvalid, "fetcher: every option has to be positive");
   }
+  TSR_RETURN_IF_ERROR(CheckCpuLevel());
   const auto peer_timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(options.peer_timeout_s));
   std::unique_ptr<Fetcher> fetcher(new Fetcher(plan));

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "cpu.h"
 #include "placement_runs.h"
 #include "region_copy.h"
 #include "share_out.h"
@@ -27,6 +28,7 @@ Status LocalCopy::Start(const Plan& plan, const ShardDirectory& directory,
                         const LocalMemory& memory, int num_threads,
                         std::unique_ptr<LocalCopy>* out) {
   if (num_threads < 1) return Invalid("num_threads is " + std::to_string(num_threads));
+  TSR_RETURN_IF_ERROR(CheckCpuLevel());
   std::unique_ptr<LocalCopy> copy(new LocalCopy(plan, directory, memory));
   TSR_RETURN_IF_ERROR(copy->CheckSource());
   TSR_RETURN_IF_ERROR(copy->CheckSink());

@@ -2,9 +2,11 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "cpu.h"
 #include "crc32c.h"
 #include "digest.h"
 #include "host_memory.h"
@@ -70,6 +72,7 @@ class ContiguousBuffer {
 
 uint32_t Crc32cOfBuffer(const py::object& exporter, uint32_t crc) {
   const ContiguousBuffer buffer(exporter);
+  ThrowIfError(CheckCpuLevel());
   GilReleased released;
   return Crc32c(crc, buffer.data(), buffer.nbytes());
 }
@@ -121,6 +124,15 @@ void BindMemory(py::module_& module) {
              py::arg("shapes"), py::arg("ranges"), py::arg("strides"), py::arg("num_threads"));
   module.def("crc32c", &Crc32cOfBuffer, py::arg("buffer"), py::arg("crc") = 0);
   module.def("crc32c_implementation", &Crc32cImplementation);
+  module.def("cpu_level", [] {
+    ThrowIfError(CheckCpuLevel());
+    return NameOf(UsedCpuLevel());
+  });
+  module.def("cpu_levels", [] {
+    std::vector<std::string_view> names;
+    for (const CpuLevel level : CpuLevels()) names.push_back(NameOf(level));
+    return names;
+  });
 }
 
 }  // namespace tsr

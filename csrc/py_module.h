@@ -7,7 +7,7 @@ namespace tsr {
 
 // BoxLayout, Plan, make_plan, ShardDirectory.
 void BindPlan(pybind11::module_& module);
-// HostMemory, LocalCopy, digests, crc32c, crc32c_implementation.
+// HostMemory, LocalCopy, digests, crc32c, crc32c_implementation, cpu_level, cpu_levels.
 void BindMemory(pybind11::module_& module);
 
 // Exporter, Fetcher, DigestRequest.

@@ -173,6 +173,23 @@ def test_old_or_missing_jax_and_slow_checksums_are_found(kernel, monkeypatch):
     assert examine()["software"].verdict == "broken"
 
 
+def test_kernels_that_are_not_the_best_are_found(kernel, monkeypatch):
+    monkeypatch.setattr(machine._native, "cpu_levels", lambda: ["avx2", "portable"])
+    monkeypatch.setattr(machine._native, "cpu_level", lambda: "avx2")
+    assert examine()["CPU"] == Finding("CPU", "ok", "kernels for avx2")
+    monkeypatch.setattr(machine._native, "cpu_level", lambda: "portable")
+    asked = Finding(
+        "CPU", "note", "kernels for portable, as TSR_CPU asks", "unset it: there is avx2"
+    )
+    assert examine()["CPU"] == asked
+
+    def refuse():
+        raise ValueError("TSR_CPU is 'avx9'")
+
+    monkeypatch.setattr(machine._native, "cpu_level", refuse)
+    assert examine()["CPU"].verdict == "broken"
+
+
 def test_findings_are_a_table_or_json(capsys):
     findings = [Finding("NIC [a]", "broken", "down", "up"), Finding("memory", "ok", "much")]
     print_table(findings)

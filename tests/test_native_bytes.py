@@ -1,5 +1,8 @@
 """The core's checksums, casts and memory against slow Python and against JAX."""
 
+import os
+import subprocess
+import sys
 from itertools import permutations
 
 import jax.numpy as jnp
@@ -163,11 +166,42 @@ def test_crc32c_agrees_with_a_table():
 
 
 def test_crc32c_takes_contiguous_buffers_alone():
-    assert _native.crc32c_implementation() in ("vpclmulqdq", "sse4.2", "table")
     with pytest.raises(ValueError, match="contiguous"):
         _native.crc32c(np.zeros(8, np.uint8)[::2])
     with pytest.raises(TypeError, match="bytes-like"):
         _native.crc32c("text")
+
+
+def told_to_use(level: str) -> str:
+    """What a process says of its kernels where TSR_CPU is `level`, or how it refuses."""
+    program = (
+        "from tpu_sync_rl import _native as n\n"
+        "print(n.cpu_level(), n.crc32c_implementation(), n.crc32c(b'123456789'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"TSR_CPU": level},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout if done.returncode == 0 else done.stderr
+
+
+@pytest.mark.parametrize("level", _native.cpu_levels())
+def test_every_level_that_the_cpu_has_can_be_asked_for(level):
+    used, implementation, crc = told_to_use(level).split()
+    assert used == level
+    assert (implementation == "table") == (level == "portable")
+    assert int(crc) == 0xE3069283
+
+
+@pytest.mark.parametrize("level", ["avx9", ""])
+def test_level_that_the_cpu_lacks_is_refused(level):
+    has = ", ".join(_native.cpu_levels())
+    assert f"ValueError: TSR_CPU is '{level}', expected a level that this CPU has: {has}" in (
+        told_to_use(level)
+    )
 
 
 def test_host_memory_is_a_writable_buffer_that_outlives_its_owner():

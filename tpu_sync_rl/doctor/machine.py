@@ -44,7 +44,7 @@ def examine(
         num_generations: that it holds of them.
     """
     yield _software()
-    yield _checksums()
+    yield from _kernels()
     try:
         found = find_nics(nics)
     except ValueError as error:
@@ -80,12 +80,25 @@ def _software() -> Finding:
     return Finding("software", "ok", seen)
 
 
-def _checksums() -> Finding:
+def _kernels() -> Iterator[Finding]:
+    """What copies, converts and sums bytes: the instructions that are used, of those there are."""
+    levels = _native.cpu_levels()
+    try:
+        level = _native.cpu_level()
+    except ValueError as error:
+        yield Finding("CPU", "broken", str(error), "unset TSR_CPU, or name one of these")
+        return
+    seen = f"kernels for {level}"
+    if level == levels[0]:
+        yield Finding("CPU", "ok", seen)
+    else:
+        yield Finding("CPU", "note", f"{seen}, as TSR_CPU asks", f"unset it: there is {levels[0]}")
     name = _native.crc32c_implementation()
     if name == "table":
-        advice = "this CPU has no instructions for CRC32C: checksums are what limits a sync"
-        return Finding("checksums", "note", name, advice)
-    return Finding("checksums", "ok", f"CRC32C by {name}")
+        advice = "without instructions for CRC32C, checksums are what limits a sync"
+        yield Finding("checksums", "note", name, advice)
+    else:
+        yield Finding("checksums", "ok", f"CRC32C by {name}")
 
 
 def _nic(faces: Sequence[Nic]) -> Finding:
