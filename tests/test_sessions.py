@@ -608,7 +608,7 @@ def test_options_of_a_sampler_are_checked(trainer, wrong):
 
 
 def test_nics_of_a_trainer_are_checked_where_loopback_needs_none_too():
-    with pytest.raises(ValueError, match="nics: 'eth77' is no NIC with an IPv4 address"):
+    with pytest.raises(ValueError, match="nics: 'eth77' is no NIC with an address, and no address"):
         tsr.connect_trainer(timeout=20, nics=["eth77"])
 
 

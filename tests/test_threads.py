@@ -71,7 +71,7 @@ def test_trainer_that_can_not_connect_leaves_nothing_behind(scarce, tmp_path, na
     threads, fds = own_threads(), num_fds()
     with scarce(name), pytest.raises(tsr.SyncError, match="ulimit -u"):
         tsr.connect_trainer(timeout=PATIENCE_S, trace=tmp_path / "trace")
-    assert own_threads() == threads
+    assert set(own_threads()) <= set(threads)  # one that was ending may have ended
     assert num_fds() <= fds
     with tsr.connect_trainer(timeout=PATIENCE_S) as trainer:
         tsr.sync_weights(LIKE, to=trainer)
@@ -86,7 +86,7 @@ def test_sampler_that_can_not_connect_leaves_nothing_behind(scarce, name):
         threads, fds = own_threads(), num_fds()
         with scarce(name), pytest.raises(tsr.SyncError, match="ulimit -u"):
             connect(trainer)
-        assert own_threads() == threads
+        assert set(own_threads()) <= set(threads)  # one that was ending may have ended
         assert num_fds() <= fds
         with connect(trainer) as sampler:
             tsr.sync_weights(LIKE, to=trainer)
