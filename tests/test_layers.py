@@ -59,6 +59,7 @@ FLOORS = (
     ("coordinator", "client"),
     # roles
     ("calls", "dialler", "planner", "prepared_versions"),
+    ("rail_watch",),
     ("publications", "sync_handle", "feed", "take_calls", "updates"),
     ("pins", "receiver"),
     ("source",),

@@ -8,9 +8,9 @@ from tpu_sync_rl.messages import Held, Refused, TrainerUp
 from tpu_sync_rl.sampler_messages import (
     Abandon,
     Fetch,
+    Hindered,
     Latest,
     LeaveCall,
-    MemoryShortage,
     ReplicaRefused,
     SamplerJoined,
     SamplerOutcome,
@@ -493,7 +493,7 @@ def test_both_sides_hear_that_a_process_has_no_memory(world):
     [trainer], sampler = world.trainer(), world.replica("s", 2)
     publish([trainer], 0, 1, timeout_s=3)
     admit(sampler)
-    sampler[1].say(MemoryShortage(Held("A", 1), "the application holds versions 0"))
+    sampler[1].say(Hindered(Held("A", 1), "has no memory for it: the application holds versions 0"))
     sampler[0].take(0, timeout_s=3)
     world.pass_time(3)
     text = "process 1 has no memory for it: the application holds versions 0"
@@ -501,10 +501,20 @@ def test_both_sides_hear_that_a_process_has_no_memory(world):
     publish([trainer], 1, 2, timeout_s=3)
     world.pass_time(3)
     assert text in trainer.last(PublishOutcome).outcome.text
-    sampler[1].say(MemoryShortage(Held("A", 1), ""))
+    sampler[1].say(Hindered(Held("A", 1), ""))
     publish([trainer], 2, 3, timeout_s=3)
     world.pass_time(3)
     assert "no memory" not in trainer.last(PublishOutcome).outcome.text
+
+
+def test_what_was_said_of_another_version_holds_nothing_up(world):
+    [trainer], [sampler] = world.trainer(), world.replica()
+    publish([trainer], 0, 1, timeout_s=3)
+    sampler.admit()
+    sampler.take(0, timeout_s=3)
+    sampler.say(Hindered(Held("A", 9), "reads from trainer process 0: 2 streams get nothing"))
+    world.pass_time(3)
+    assert "get nothing" not in outcome(sampler).text
 
 
 def test_call_that_was_left_is_not_decided_before_it_is_entered_again(world):

@@ -12,7 +12,7 @@ from tpu_sync_rl.rails import Address, Rail
 from tpu_sync_rl.report import RailReport
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.threads import start_thread
-from tpu_sync_rl.transport import Fetcher
+from tpu_sync_rl.transport import Fetcher, Trouble
 
 _REDIAL_S = 0.5
 _NOT_SHARED_S = 60.0  # that TCP takes the place of memory which could not be shared
@@ -93,6 +93,14 @@ class Dialler:
                 reason = reasons.get(process, "its streams were closed")
                 lost[process] = "; ".join(errors) or f"{self._peer(process)}: {reason}"
         return lost
+
+    def troubles(self) -> list[Trouble]:
+        """The rails whose streams get nothing, or were lost since the version began."""
+        return self._fetcher.troubles()
+
+    def way(self, process: int, rail: str) -> str:
+        """A rail to a process, for people."""
+        return f"{self._peer(process)}, rail {rail}"
 
     def described(self, traffic: Mapping[str, RailReport]) -> dict[str, RailReport]:
         """What went over the rails, and what these are made for."""

@@ -19,10 +19,10 @@ from tpu_sync_rl.sampler_messages import (
     Admit,
     FetchFailed,
     FleetCommitStored,
+    Hindered,
     JoinSampler,
     Latest,
     LeaveCall,
-    MemoryShortage,
     Offer,
     Prepared,
     RefusalTaken,
@@ -328,6 +328,8 @@ class Job:
                     replica.verdict.acknowledge(process)
             case Prepared():
                 replica.on_prepared(process, message)
+            case Hindered():
+                replica.on_hindered(process, message)
             case FetchFailed():
                 if replica.on_failed(message, now) and trainer is not None:
                     trainer.failed(replica, message)
@@ -340,8 +342,6 @@ class Job:
                     member.send(decision)
             case LeaveCall():
                 replica.calls.leave(process, message.call)
-            case MemoryShortage():
-                replica.on_shortage(process, message)
             case Took():
                 replica.calls.took(process, message.call)
             case FleetCommitStored():

@@ -17,11 +17,11 @@ from tpu_sync_rl.sampler_messages import (
     FetchFailed,
     FleetCommit,
     FleetCommitStored,
+    Hindered,
     JobEnded,
     JoinSampler,
     Latest,
     LeaveCall,
-    MemoryShortage,
     Offer,
     Prepared,
     RefusalTaken,
@@ -69,7 +69,7 @@ ToCoordinator = (
     | RefusalTaken
     | Prepared
     | FetchFailed
-    | MemoryShortage
+    | Hindered
     | Offer
     | Take
     | LeaveCall

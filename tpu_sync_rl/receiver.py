@@ -20,12 +20,13 @@ from tpu_sync_rl.plan import Plan
 from tpu_sync_rl.planner import Planner
 from tpu_sync_rl.prepared_versions import PreparedVersions, Received
 from tpu_sync_rl.process_stats import ProcessStats
+from tpu_sync_rl.rail_watch import RailWatch
 from tpu_sync_rl.sampler_messages import (
     Abandon,
     Admit,
     Fetch,
     FetchFailed,
-    MemoryShortage,
+    Hindered,
     Prepared,
     Refuse,
 )
@@ -279,9 +280,11 @@ class Receiver:
         Leaves that go to `generation` are copied on to their devices meanwhile, where that is so.
         """
         silent_since = time.monotonic()
+        watch = RailWatch(fetch.held, self._log, self._send)
         while not _is_there(source, generation):
             self._stop_if_told(fetch)
             source.dialler.open_missing()
+            watch.look(source.dialler)
             lost = source.dialler.lost()
             if not lost:
                 silent_since = time.monotonic()
@@ -324,7 +327,7 @@ class Receiver:
             generation = self._pool.acquire(_POLL_S)
             if generation is not None:
                 if told is not None:
-                    self._send(MemoryShortage(fetch.held, ""))
+                    self._send(Hindered(fetch.held, ""))
                 self._used = [(version, used) for version, used in self._used if used.is_in_use]
                 self._used.append((fetch.held.version, generation))
                 return generation
@@ -332,14 +335,14 @@ class Receiver:
             self._stop_if_told(fetch)
             if told is not self._wanted:
                 told = self._wanted
-                self._send(MemoryShortage(fetch.held, self._shortage()))
+                self._send(Hindered(fetch.held, self._shortage()))
 
     def _shortage(self) -> str:
         versions = [str(version) for version, used in self._used if used.is_in_use]
         held = f": arrays of versions {', '.join(versions)}" if versions else ""
         return (
-            "the application still holds older params in all of max_generations "
-            f"({self._pool.max_generations}){held}"
+            "has no memory for it: the application still holds older params in all of "
+            f"max_generations ({self._pool.max_generations}){held}"
         )
 
     def _stop_if_told(self, fetch: Fetch) -> None:

@@ -12,9 +12,9 @@ from tpu_sync_rl.sampler_messages import (
     Fetch,
     FetchFailed,
     FleetCommit,
+    Hindered,
     JobEnded,
     JoinSampler,
-    MemoryShortage,
     Prepared,
     ReplicaRefused,
     SamplerJoined,
@@ -216,10 +216,10 @@ class Replica(Program):
             self._retries.forget()
             self.transfer, self._withdrawal = None, ""
 
-    def on_shortage(self, process: int, message: MemoryShortage) -> None:
-        """A process has no memory for what it is to receive, or has some again."""
+    def on_hindered(self, process: int, message: Hindered) -> None:
+        """Something holds up what a process is to receive, or nothing does any more."""
         if self.transfer is not None and self.transfer.held == message.held:
-            self.transfer.shortages[process] = message.text
+            self.transfer.hindrances[process] = message.text
 
     def on_failed(self, message: FetchFailed, now: float) -> bool:
         """A process can't receive its version; whether that was news."""

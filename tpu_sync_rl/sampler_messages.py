@@ -58,8 +58,11 @@ class FetchFailed(Message, frozen=True):
     holder: str = ""  # the replica that it was read from; "" for the trainer
 
 
-class MemoryShortage(Message, frozen=True):
-    """There is no memory to receive `held` into, and why; with an empty text there is, again."""
+class Hindered(Message, frozen=True):
+    """What holds up the transfer of `held` to this process, in words that follow its name.
+
+    An empty text: nothing does any more.
+    """
 
     held: Held
     text: str

@@ -19,15 +19,15 @@ class Transfer:
     holder: str = ""  # the replica that it comes from; "" for the trainer
     released: bool = False  # the fleet has committed it meanwhile
     stats: dict[int, ProcessStats] = field(default_factory=dict)
-    shortages: dict[int, str] = field(default_factory=dict)  # of memory, in words
+    hindrances: dict[int, str] = field(default_factory=dict)  # by process, in words
 
     def describe(self, process_count: int) -> str:
         """How far it is, for the text of a timeout."""
         had = f"processes that have it: {len(self.stats)} of {process_count}"
         texts = [f"version {self.held.version} is being received ({had})"]
-        for process, shortage in sorted(self.shortages.items()):
-            if shortage and process not in self.stats:
-                texts.append(f"process {process} has no memory for it: {shortage}")
+        for process, hindrance in sorted(self.hindrances.items()):
+            if hindrance and process not in self.stats:
+                texts.append(f"process {process} {hindrance}")
         return "; ".join(texts)
 
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from tpu_sync_rl import _native, tcp
 from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.options import MAX_CHUNK_NBYTES, Verify
-from tpu_sync_rl.report import RailReport
+from tpu_sync_rl.report import RailReport, shown_nbytes
 from tpu_sync_rl.trace import ChunkEvent
 
 _Counters = dict[str, dict[str, float]]
@@ -45,6 +46,44 @@ class Traffic:
 
     rails: dict[str, RailReport]
     seconds: dict[str, float]
+
+
+class Trouble(NamedTuple):
+    """What is wrong on one rail to a source process: streams get nothing, or were lost.
+
+    Attributes:
+        num_stalled: streams that wait for what they have asked for, a second at least.
+        stalled_nbytes: of chunks that these have asked for.
+        stalled_s: since something came on the one that has waited longest.
+        num_lost: streams that were lost since the version began.
+        lost_reason: of the last of them.
+    """
+
+    source_process: int
+    rail: str
+    num_stalled: int
+    stalled_nbytes: int
+    stalled_s: float
+    num_lost: int
+    lost_reason: str
+
+    def is_news_after(self, former: "Trouble | None") -> bool:
+        """Whether a user who was told `former` should hear of this one."""
+        if former is None:
+            return True
+        return self.num_lost > former.num_lost or self.num_stalled > former.num_stalled
+
+    def __str__(self) -> str:
+        parts = []
+        if self.num_stalled:
+            parts.append(
+                f"{self.num_stalled} streams get nothing, for {self.stalled_s:.0f} s, with "
+                f"{shown_nbytes(self.stalled_nbytes)} asked for (where large packets vanish, "
+                "python -m tpu_sync_rl.doctor --coordinator=… finds it)"
+            )
+        if self.num_lost:
+            parts.append(f"{self.num_lost} streams were lost, the last since: {self.lost_reason}")
+        return ", ".join(parts)
 
 
 def _since(before: _Counters, now: _Counters) -> tuple[dict[str, RailReport], dict[str, float]]:
@@ -319,6 +358,10 @@ class Fetcher:
     def lost_reasons(self) -> dict[int, str]:
         """Per source process why the stream that was lost last was lost."""
         return self._native.lost_reasons()
+
+    def troubles(self) -> list[Trouble]:
+        """The rails whose streams get nothing, or were lost since the version began."""
+        return [Trouble(*trouble) for trouble in self._native.troubles()]
 
     def end(self) -> None:
         """Stops what is in flight; no byte lands after it returns. May be called twice.
