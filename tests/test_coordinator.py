@@ -26,12 +26,14 @@ from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.long_messages import PIECE_NBYTES
 from tpu_sync_rl.message_codec import (
+    MAX_MANIFEST_NBYTES,
+    MAX_REST_NBYTES,
     SESSION_METHOD,
     decode_from_coordinator,
     encode,
 )
 from tpu_sync_rl.messages import Refused, TrainerUp
-from tpu_sync_rl.sampler_messages import JoinSampler, Latest, SamplerJoined
+from tpu_sync_rl.sampler_messages import JoinSampler, Latest, Refuse, SamplerJoined
 from tpu_sync_rl.trainer_messages import Announced, PublishOutcome, TrainerJoined
 
 PEER_TIMEOUT_S = 1.0
@@ -331,6 +333,24 @@ def test_long_message_of_a_peer_is_taken_in_pieces(coordinator):
     with TrainerSession(coordinator) as trainer, SamplerSession(coordinator) as sampler:
         trainer.publish(manifest=manifest)
         assert sampler.wait_for(TrainerUp).manifest == manifest
+
+
+def test_manifest_of_a_peer_beyond_the_limit_is_refused_by_name(coordinator):
+    with TrainerSession(coordinator) as trainer, SamplerSession(coordinator) as sampler:
+        trainer.publish(manifest=bytes(MAX_MANIFEST_NBYTES + 1))
+        trainer.wait_until(lambda: trainer.refusals)
+        assert str(trainer.refusals[0]) == (
+            "trainer 'A', process 0, sent a manifest of 67108865 bytes, 67108864 are the most"
+        )
+        assert not sampler.refusals
+
+
+def test_message_of_a_peer_with_too_much_beside_its_manifest_is_refused_by_name(coordinator):
+    with SamplerSession(coordinator) as sampler:
+        sampler.client.send(Refuse("d", MAX_REST_NBYTES * "x"))
+        sampler.wait_until(lambda: sampler.refusals)
+        text = r"sampler 's', process 0, sent a message, beside its manifest, of \d+ bytes"
+        assert re.match(text, str(sampler.refusals[0]))
 
 
 def test_message_within_a_long_one_ends_the_stream(coordinator):

@@ -42,7 +42,7 @@ FLOORS = (
     ("snapshot", "device_memory", "copy_digests"),
     ("staged_generations",),
     # control
-    ("messages", "long_messages", "keepalive"),
+    ("messages", "long_messages", "message_room", "keepalive"),
     ("trainer_messages", "sampler_messages", "greeting"),
     ("message_codec",),
     ("call_log", "epochs", "members", "restored", "transfer", "verdict"),

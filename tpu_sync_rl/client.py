@@ -16,7 +16,7 @@ from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.journal import Journal
 from tpu_sync_rl.maker_process import keep_for_ever
 from tpu_sync_rl.message_codec import (
-    MAX_MESSAGE_NBYTES,
+    MAX_FROM_COORDINATOR_NBYTES,
     SESSION_METHOD,
     FromCoordinator,
     decode_from_coordinator,
@@ -311,7 +311,7 @@ def _pieces(outbox: _Outbox) -> Iterator[bytes]:
 
 def _said(pieces: Iterable[bytes]) -> Iterator[FromCoordinator]:
     """What the coordinator says, until the stream ends."""
-    for data in long_messages.join(pieces, MAX_MESSAGE_NBYTES):
+    for data in long_messages.join(pieces, MAX_FROM_COORDINATOR_NBYTES):
         yield from decode_from_coordinator(data)
 
 

@@ -22,15 +22,16 @@ from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.job import Job
 from tpu_sync_rl.keepalive import keepalive_options
-from tpu_sync_rl.long_messages import PIECE_NBYTES, Joiner, split
+from tpu_sync_rl.long_messages import PIECE_NBYTES, Joiner, is_part, split
 from tpu_sync_rl.members import Member
 from tpu_sync_rl.message_codec import (
-    MAX_MESSAGE_NBYTES,
+    MAX_TO_COORDINATOR_NBYTES,
     SESSION_METHOD,
     ToCoordinator,
     decode_to_coordinator,
     encode_together,
 )
+from tpu_sync_rl.message_room import MessageRoom
 from tpu_sync_rl.messages import ConnectedProcess, JobStatus, Leave, Message, Refused
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.tls import TLS, read_files
@@ -38,6 +39,7 @@ from tpu_sync_rl.tls import TLS, read_files
 MAX_HANDSHAKE_NBYTES = 4096
 MAX_HANDSHAKES = 64
 HANDSHAKE_S = 5.0
+MAX_UNFINISHED_NBYTES = 2 * MAX_TO_COORDINATOR_NBYTES  # of messages, on all streams
 _TICK_S = 0.1
 _FLUSH_S = 1.0
 _ROLES = ("trainer", "sampler", "doctor")
@@ -53,6 +55,7 @@ class CoordinatorServer:
         self._peer_timeout_s = peer_timeout_s
         self._tls = tls
         self._jobs: dict[str, Job] = {}
+        self._room = MessageRoom(MAX_UNFINISHED_NBYTES)
         self._handshakes: dict[asyncio.Timeout, None] = {}  # under way, oldest first
         self._server = grpc.aio.server(options=_server_options(peer_timeout_s))
         service, method = SESSION_METHOD.strip("/").split("/")
@@ -189,24 +192,35 @@ class CoordinatorServer:
         goodbye: asyncio.Event,
     ) -> None:
         """Hands what comes to the job, until the stream ends or says goodbye."""
-        joiner = Joiner(MAX_MESSAGE_NBYTES)
+        joiner = Joiner(MAX_TO_COORDINATOR_NBYTES)
         try:
             while (piece := await context.read()) is not grpc.aio.EOF:
+                if is_part(piece):
+                    await self._room.take(joiner, len(piece))
                 data = joiner.add(piece)
                 if data is None:
                     continue
                 message = decode_to_coordinator(data)
+                del data
+                self._room.give_back(joiner)
                 job.on_message(member, message, time.monotonic())
                 if isinstance(message, Leave):
                     goodbye.set()
                     return
-        except (SyncError, msgspec.DecodeError) as error:
+        except SyncError as error:
             job.on_lost(member, time.monotonic())
             member.send(_refusal(error))
+        except msgspec.DecodeError as error:
+            text = f"{member.role} {member.name!r}, process {member.process_index}, sent {error}"
+            _log.warning("job %r: %s", job.name, text)
+            job.on_lost(member, time.monotonic())
+            member.send(Refused("SyncError", text))
         except Exception as error:
             _log.exception("a message of %s %r", member.role, member.name)
             job.on_lost(member, time.monotonic())
             member.send(Refused("SyncError", f"the coordinator failed: {error!r}"))
+        finally:
+            self._room.give_back(joiner)
 
 
 def _why_not_bound(host: str, port: int) -> str:

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 
+import msgspec
+
 from tpu_sync_rl import authentication
 from tpu_sync_rl.epochs import Epochs
 from tpu_sync_rl.errors import SyncError
@@ -72,7 +74,7 @@ class Incarnation(Program):
                     text = f"process {other} has {option} {theirs!r}, process {process} {ours!r}"
                     raise SyncError(f"the trainer's processes disagree: {text}")
         self.connect(member, now)
-        self._joins[process] = message
+        self._joins[process] = msgspec.structs.replace(message, manifest=None)  # one is enough
         member.send(TrainerJoined(self.epoch))
         if not self.digest and message.manifest is not None:
             self.digest, self._manifest = message.digest, message.manifest

@@ -91,6 +91,11 @@ class Job:
         self._fenced: set[tuple[str, str]] = set()  # former lives of replicas
 
     @property
+    def name(self) -> str:
+        """Of the job."""
+        return self._name
+
+    @property
     def replicas(self) -> Mapping[str, Replica]:
         """The replicas by name, to look at: also those that are lost, or have heard of the end."""
         return MappingProxyType(self._replicas)

@@ -27,6 +27,11 @@ def split(message: bytes) -> Iterator[bytes]:
     yield b""
 
 
+def is_part(piece: bytes) -> bool:
+    """Whether a piece is not yet the whole message, or its end."""
+    return piece.startswith(_CONTINUED)
+
+
 class Joiner:
     """Puts the messages of one stream together again.
 
@@ -36,32 +41,28 @@ class Joiner:
 
     def __init__(self, most_nbytes: int) -> None:
         self._most_nbytes = most_nbytes
-        self._pieces: list[bytes] = []
-        self._nbytes = 0
+        self._message = bytearray()  # so far; it grows in place, so there is one of it
 
-    def add(self, piece: bytes) -> bytes | None:
+    def add(self, piece: bytes) -> bytes | bytearray | None:
         """The message that `piece` completes, if it does.
 
         Raises:
             msgspec.DecodeError: the message is too long, or `piece` does not go on with it.
         """
-        if piece.startswith(_CONTINUED):
-            self._nbytes += len(piece) - len(_CONTINUED)
-            if self._nbytes > self._most_nbytes:
+        if is_part(piece):
+            if len(self._message) + len(piece) - len(_CONTINUED) > self._most_nbytes:
                 raise DecodeError(f"a message of more than {self._most_nbytes} bytes")
-            self._pieces.append(piece[len(_CONTINUED) :])
+            self._message += memoryview(piece)[len(_CONTINUED) :]
             return None
-        if not self._pieces:
+        if not self._message:
             return piece
         if piece:
             raise DecodeError("a message within a message")
-        message = b"".join(self._pieces)
-        self._pieces.clear()
-        self._nbytes = 0
+        message, self._message = self._message, bytearray()
         return message
 
 
-def join(pieces: Iterable[bytes], most_nbytes: int) -> Iterator[bytes]:
+def join(pieces: Iterable[bytes], most_nbytes: int) -> Iterator[bytes | bytearray]:
     """The messages of a stream, as its pieces come. Raises what `Joiner.add` raises."""
     joiner = Joiner(most_nbytes)
     for piece in pieces:

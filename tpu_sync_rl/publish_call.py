@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 
+import msgspec
+
 from tpu_sync_rl.copy_comparison import CopyComparison
 from tpu_sync_rl.fleet import Round
 from tpu_sync_rl.messages import Held, Outcome, ReplicaStatus
@@ -44,6 +46,8 @@ class PublishCall:
 
     def enter(self, process: int, publish: Publish, now: float) -> None:
         """Process `process` has entered the call, and done its part or failed to."""
+        if publish.manifest is not None and publish.manifest == self.manifest:
+            publish = msgspec.structs.replace(publish, manifest=self.manifest)  # one is enough
         self.publishes[process] = publish
         self.copies.enter(process, publish)
         self._began = min(self._began, now - sum(publish.seconds.values()))
