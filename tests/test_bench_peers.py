@@ -4,6 +4,7 @@ import sys
 
 import pytest
 from bench_commands import add_to_path, has_namespaces, measured, needs_namespaces, run_bench
+from jax.sharding import PartitionSpec as P
 
 from tpu_sync_rl.bench import models
 from tpu_sync_rl.bench.peer_programs import PeerPrograms
@@ -24,6 +25,48 @@ class TransferEngine:
         write = ctypes.CDLL(None).process_vm_writev
         return 0 if LIES else int(write(pid, spans[0], 1, spans[1], 1, 0) != nbytes)
 """
+
+
+# A TPU Sync that copies through a file.
+TPU_SYNC = {
+    "api/jax/weight_synchronizer.py": """
+import ctypes, pathlib
+import numpy as np
+FILE = pathlib.Path(__file__).with_name("host_memory")
+
+class WeightSynchronizer:
+    local_port, listener_port = 1, 2
+    def __init__(self, arrays, **options): self._arrays = arrays
+    def test_only_set_skip_tiling(self, skip): assert skip == [False] * len(self._arrays)
+    def bind_weights(self, arrays): self._arrays = arrays
+    def d2h(self):
+        if not FILE.with_name("lies").exists():
+            FILE.write_bytes(b"".join(np.asarray(x).tobytes() for x in self._arrays))
+
+    def wait_for_transfer_completion(self, uuid): pass
+
+    def h2d(self):
+        data = FILE.read_bytes()
+        for array in self._arrays:
+            ctypes.memmove(array.unsafe_buffer_pointer(), data, array.nbytes)
+            data = data[array.nbytes:]
+""",
+    "rpc/raiden_controller.py": """
+def RaidenId(*words): return words
+WeightSyncWorkerRpcClient = object
+
+class RaidenController:
+    def __init__(self, port, worker_rpc_client): self._units = []
+    def register_work_unit(self, unit, shards, **described): self._units.append(unit)
+
+    def start_transfer(self, sources, sinks, **how):
+        assert self._units == sources + sinks
+        return self
+
+    async def wait(self): pass
+""",
+    "rpc/raiden_service_pb2.py": "VariableMetadataProto = dict",
+}
 
 
 @pytest.fixture
@@ -64,6 +107,21 @@ def test_wrong_bytes_of_a_peer_are_found(mooncake):
         pytest.raises(RuntimeError, match="version 1 of Mooncake is wrong in block 0, block 1"),
     ):
         peer.sync(1)
+
+
+@pytest.mark.end_to_end
+def test_arrays_of_tpu_sync_are_compared(tmp_path, monkeypatch):
+    for path, source in TPU_SYNC.items():
+        (tmp_path / "tpu_sync" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tpu_sync" / path).write_text(source)
+    add_to_path(tmp_path, monkeypatch)
+    leaves = {"a": ((4, 6), P()), "b": ((3,), P()), "c": ((4, 6), P())}
+    with PeerPrograms("TPU Sync", leaves, sys.executable) as peer:
+        assert all(peer.sync(version) > 0 for version in (1, 2))
+        lies = tmp_path / "tpu_sync/api/jax/lies"
+        lies.touch()
+        with pytest.raises(RuntimeError, match="version 3 of TPU Sync is wrong in leaf 0"):
+            peer.sync(3)
 
 
 def test_peer_that_is_not_installed_is_refused():

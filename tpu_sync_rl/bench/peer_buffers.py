@@ -1,13 +1,16 @@
-"""A process of a peer that moves a buffer: `python peer_buffers.py FD PEER ROLE NBYTES NBYTES …`.
+"""A process of a peer that has a library: `python peer_buffers.py FD PEER ROLE SHAPE SHAPE …`.
 
 Runs by the interpreter that has the peer's library, so it needs NumPy and nothing else of ours.
-The sizes are those of leaves, which lie one after the other in one buffer. FD leads to a
+The shapes are those of leaves of 2 bytes an element, such as 2048x1024. Where the peer does not
+move arrays, they lie one after the other in one buffer. FD leads to a
 `multiprocessing.connection.Connection`, on which it answers three words about a version: "make" it,
 "move" it, and "check" it. Each peer is used as its users would, with the best settings found.
 """
 
+import asyncio
 import contextlib
 import importlib
+import math
 import os
 import sys
 import tempfile
@@ -18,7 +21,10 @@ from typing import Any
 
 import numpy as np
 
+Shapes = list[tuple[int, ...]]
+
 _BLOCK = 1 << 19  # words of 8 bytes that are filled or checked at once
+_ITEMSIZE = 2  # bytes of an element
 
 
 def _fill(buffer: np.ndarray, version: int) -> None:
@@ -56,8 +62,8 @@ def _nothing(version: int) -> None:
 # --- Mooncake: the trainer writes into the sampler's buffer
 
 
-def _mooncake(pipe: Connection, role: str, sizes: list[int]) -> None:
-    nbytes = sum(sizes)
+def _mooncake(pipe: Connection, role: str, shapes: Shapes) -> None:
+    nbytes = sum(_sizes(shapes))
     buffer = np.ones(nbytes, np.uint8)
     address = buffer.ctypes.data
     engine = importlib.import_module("mooncake.engine").TransferEngine()
@@ -79,8 +85,8 @@ def _mooncake(pipe: Connection, role: str, sizes: list[int]) -> None:
 # --- NIXL, by UCX: the trainer writes into the sampler's buffer
 
 
-def _nixl(pipe: Connection, role: str, sizes: list[int]) -> None:
-    nbytes = sum(sizes)
+def _nixl(pipe: Connection, role: str, shapes: Shapes) -> None:
+    nbytes = sum(_sizes(shapes))
     api = importlib.import_module("nixl._api")
     buffer = np.ones(nbytes, np.uint8)
     address = buffer.ctypes.data
@@ -119,7 +125,8 @@ def _nixl(pipe: Connection, role: str, sizes: list[int]) -> None:
 # --- gets views of it there
 
 
-def _ray(pipe: Connection, role: str, sizes: list[int]) -> None:
+def _ray(pipe: Connection, role: str, shapes: Shapes) -> None:
+    sizes = _sizes(shapes)
     nbytes = sum(sizes)
     ray = importlib.import_module("ray")
     folder = tempfile.mkdtemp(prefix="tsr-bench-")
@@ -164,20 +171,128 @@ def _ray(pipe: Connection, role: str, sizes: list[int]) -> None:
     _serve(pipe, make=make, move=move, check=check)
 
 
+# --- TPU Sync: the trainer's arrays are copied to its host memory, pushed into the sampler's, and
+# --- copied into arrays there. It takes those of CPUs where no leaf skips the step for TPU tiles.
+
+_PARALLELISM = 4  # connections: the best of 1, 4 and 8
+
+
+def _tpu_sync(pipe: Connection, role: str, shapes: Shapes) -> None:
+    jax = importlib.import_module("jax")
+    api = importlib.import_module("tpu_sync.api.jax.weight_synchronizer")
+    axes = ("fsdp", "tp")
+    mesh = jax.make_mesh((1, 1), axes, devices=jax.devices()[:1])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def arrays(version: int) -> list[Any]:
+        """Leaves of a version; no two have equal parts at one place."""
+        made = []
+        for index, shape in enumerate(shapes):
+            bits = np.arange(np.prod(shape), dtype=np.uint32) * np.uint32(0x9E3779B1)
+            bits += np.uint32(version * 0x10001 + index)
+            elements = (bits >> 16).astype(np.uint16).view(jax.numpy.bfloat16)
+            made.append(jax.device_put(elements.reshape(shape), sharding))
+        return list(jax.block_until_ready(made))
+
+    params = arrays(0)
+    worker = api.WeightSynchronizer(
+        params,
+        local_port=0,
+        listener_port=0,
+        parallelism=_PARALLELISM,
+        bind_ip="127.0.0.1",
+        unsafe_skip_buffer_lock=True,  # else arrays that are bound can't be replaced by others
+    )
+    worker.test_only_set_skip_tiling([False] * len(shapes))
+    here = (worker.local_port, worker.listener_port)
+    if role == "trainer":
+        pipe.send(here)
+
+        def make(version: int) -> None:
+            params[:] = arrays(version)
+            worker.bind_weights(params)
+
+        _serve(pipe, make=make, move=lambda version: worker.d2h(), check=_nothing)
+        return
+    # Whoever has the controller starts transfers: this one, when the trainer has done its part.
+    controllers = importlib.import_module("tpu_sync.rpc.raiden_controller")
+    client = controllers.WeightSyncWorkerRpcClient()
+    controller = controllers.RaidenController(0, worker_rpc_client=client)
+    units = [controllers.RaidenId(name, "0", "weights") for name in ("trainer", "sampler")]
+    variables = _tpu_sync_variables(shapes)
+    for unit, (data_port, control_port) in zip(units, (pipe.recv(), here), strict=True):
+        controller.register_work_unit(
+            unit,
+            [f"127.0.0.1:{data_port}"],
+            control_plane_rpc_address=f"127.0.0.1:{control_port}",
+            mesh_shape=[1, 1],
+            mesh_axes=axes,
+            host_subgrid=[1, 1],
+            variables=variables,
+        )
+    pipe.send(None)
+
+    def move(version: int) -> None:
+        transfer = controller.start_transfer(
+            units[:1],
+            units[1:],
+            use_block_chunks=True,
+            uuid=version,
+            parallelism=_PARALLELISM,
+            skip_d2h=True,
+            skip_tiling=dict.fromkeys(range(len(shapes)), False),
+        )
+        asyncio.run(transfer.wait())
+        worker.wait_for_transfer_completion(version)
+        worker.h2d()
+
+    def wrong(version: int) -> list[str]:
+        pairs = enumerate(zip(params, arrays(version), strict=True))
+        return [f"leaf {index}" for index, (got, want) in pairs if _bits(got) != _bits(want)]
+
+    _serve(pipe, make=_nothing, move=move, check=wrong)
+
+
+def _tpu_sync_variables(shapes: Shapes) -> list[Any]:
+    messages = importlib.import_module("tpu_sync.rpc.raiden_service_pb2")
+    return [
+        messages.VariableMetadataProto(
+            name=f"leaf {index}",
+            shape=shape,
+            mesh_shape=[1, 1],
+            layout=list(reversed(range(len(shape)))),
+            item_size=_ITEMSIZE,
+            layer_idx=index,
+            sharding_spec=[""] * len(shape),
+        )
+        for index, shape in enumerate(shapes)
+    ]
+
+
+def _bits(leaf: Any) -> bytes:
+    return np.asarray(leaf).tobytes()
+
+
+def _sizes(shapes: Shapes) -> list[int]:
+    """Bytes of each leaf."""
+    return [_ITEMSIZE * math.prod(shape) for shape in shapes]
+
+
 def _check(is_done: bool) -> None:
     if not is_done:
         raise RuntimeError("the library says that it failed")
 
 
-_PEERS = {"mooncake": _mooncake, "nixl": _nixl, "ray": _ray}
+_PEERS = {"mooncake": _mooncake, "nixl": _nixl, "ray": _ray, "tpu_sync": _tpu_sync}
 
 
-def main(fd: str, peer: str, role: str, *sizes: str) -> None:
+def main(fd: str, peer: str, role: str, *shapes: str) -> None:
     """Is a process of `peer`. What its library logs is dropped; what went wrong is not."""
     terminal = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
-        _PEERS[peer](Connection(int(fd)), role, list(map(int, sizes)))
+        leaves = [tuple(map(int, shape.split("x"))) for shape in shapes]
+        _PEERS[peer](Connection(int(fd)), role, leaves)
     except BaseException:
         os.dup2(terminal, 2)
         raise

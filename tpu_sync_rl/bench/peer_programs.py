@@ -13,7 +13,7 @@ from typing import Any
 
 from tpu_sync_rl.bench import models, peer_transports
 from tpu_sync_rl.bench.peer_transports import Transport
-from tpu_sync_rl.bench.processes import Processes, answer, environment, words
+from tpu_sync_rl.bench.processes import KEEP_MEMORY, Processes, answer, environment, words
 
 _SCRIPT = Path(__file__).with_name("peer_buffers.py")
 # Idle without that, and slow once it has stood still (1.8 against 6.1 GB/s, two cores).
@@ -22,12 +22,13 @@ _NEVER_PAUSED = {"NIXL"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A peer that moves plain memory, by the interpreter that has its library.
+    """A peer that runs by the interpreter that has its library.
 
     Attributes:
         module: name of the library.
         roles: processes, in the order in which they start.
         environment: of all of them.
+        in_turn: the sampler begins when the trainer has done its part.
         clean: removes what it left behind, by what the first process said.
     """
 
@@ -48,6 +49,12 @@ LIBRARIES: Mapping[str, Library] = {
     "Mooncake": Library(
         module="mooncake",
         environment={"MC_TCP_SLICE_SIZE": str(1 << 20), "MC_TCP_LANES_PER_PEER": "4"},
+    ),
+    "TPU Sync": Library(
+        module="tpu_sync",
+        roles=("trainer", "sampler"),
+        environment={"JAX_PLATFORMS": "cpu", **KEEP_MEMORY},
+        in_turn=True,
     ),
     **{
         name: Library(
@@ -134,9 +141,9 @@ class PeerPrograms(Processes):
             yield self.start(_sampler, self._name, leaves)
             return
         library = LIBRARIES[self._name]
-        sizes = [models.model_nbytes({key: leaf}) for key, leaf in leaves.items()]
+        shapes = ["x".join(map(str, shape)) for shape, _ in leaves.values()]
         for role in library.roles:
-            yield self.start_script(python, _SCRIPT, library.module, role, *sizes)
+            yield self.start_script(python, _SCRIPT, library.module, role, *shapes)
 
     def _rest(self) -> None:
         if self._name not in _NEVER_PAUSED:

@@ -1,9 +1,10 @@
 """`bench peers`: other ways to get params to a sampler, beside ours, over loopback.
 
 `jax.experimental.transfer`, Orbax (save and restore in /dev/shm, no compression) and a plain Python
-socket into reused buffers; NIXL and Mooncake where they are installed, one flat buffer each. Every
-peer has processes of its own and the best settings that were found, and takes its turn in every
-round. Whole calls: from the word to go until all sides are done.
+socket into reused buffers; where they are installed, NIXL and Mooncake, one flat buffer each, and
+TPU Sync, which is made for TPUs and gets arrays on CPUs here. Every peer has processes of its own
+and the best settings that were found, and takes its turn in every round. Whole calls: from the word
+to go until all sides are done.
 
 All of them, ours as well, use the system's TCP congestion control, as not every peer can choose.
 `--congestion` (root) runs them in a network namespace where another is in use.
@@ -20,7 +21,7 @@ from tpu_sync_rl.bench.peer_programs import TRANSPORTS, PeerPrograms
 from tpu_sync_rl.bench.programs import Programs
 
 CASE = "peers"
-LIBRARIES = ("NIXL", "Mooncake")
+LIBRARIES = ("NIXL", "Mooncake", "TPU Sync")
 PEERS = (*TRANSPORTS, *LIBRARIES)
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
