@@ -101,3 +101,29 @@ def test_missing_package_is_named(monkeypatch, registry):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ValueError, match=r"pip install 'tpu_sync_rl\[metrics\]'"):
         tsr.connect_trainer(metrics=registry)
+
+
+def test_registry_that_raises_ends_the_metrics_and_no_sync(registry, monkeypatch, caplog):
+    with (
+        tsr.connect_trainer(metrics=registry, timeout=60) as trainer,
+        tsr.connect_sampler(
+            coordinator=trainer.coordinator, replica="s", like=PARAMS, metrics=registry, timeout=60
+        ) as sampler,
+    ):
+        monkeypatch.setattr(prometheus_client.Counter, "labels", raises)
+        monkeypatch.setattr(prometheus_client.Gauge, "labels", raises)
+        for version in (1, 2):
+            trainer.sync_weights(PARAMS, version=version)
+            assert sampler.sync_weights().version == version
+    told = [x.getMessage() for x in caplog.records if "its metrics= fail" in x.getMessage()]
+    assert len(told) == 2 and all("RuntimeError: no metrics" in text for text in told)
+
+
+def raises(*_):
+    raise RuntimeError("no metrics")
+
+
+def test_registry_with_other_metrics_of_our_names_is_refused(registry):
+    prometheus_client.Counter("tsr_syncs", "Somebody else's.", registry=registry)
+    with pytest.raises(ValueError, match="metrics=: the registry takes no metrics of ours"):
+        tsr.connect_trainer(metrics=registry, timeout=60)

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -53,3 +54,21 @@ def test_each_side_warns_once_of_a_tree_without_leaves(caplog, agent):
     warned = [record for record in caplog.records if "no leaves" in record.getMessage()]
     assert sorted(str(record.replica) for record in warned) == ["None", "s"]
     assert {record.levelname for record in warned} == {"WARNING"}
+
+
+class RaisingHandler(logging.Handler):
+    def emit(self, record):
+        raise OSError("no log")
+
+
+def test_handler_that_raises_is_warned_of_and_passed_over():
+    logger, handler = logging.getLogger("tpu_sync_rl"), RaisingHandler()
+    logger.addHandler(handler)
+    try:
+        with pytest.warns(RuntimeWarning, match="a handler of the log 'tpu_sync_rl' fails: OSErr"):
+            SessionLog("policy", None, 0).warning("lost")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            SessionLog("policy", None, 0).warning("lost again")
+    finally:
+        logger.removeHandler(handler)

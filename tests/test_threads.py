@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -46,6 +47,14 @@ def own_threads() -> list[str]:
     return sorted(x.name for x in threading.enumerate() if x.name.startswith("tsr-"))
 
 
+def wait_for_threads(expected: list[str]) -> None:
+    """Until those have ended that were told to."""
+    deadline = time.monotonic() + PATIENCE_S
+    while own_threads() != expected:
+        assert time.monotonic() < deadline, own_threads()
+        time.sleep(0.01)
+
+
 def num_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -68,10 +77,11 @@ def test_error_says_what_to_raise(scarce):
 def test_trainer_that_can_not_connect_leaves_nothing_behind(scarce, tmp_path, name):
     with tsr.connect_trainer(timeout=PATIENCE_S):
         pass  # whatever gRPC keeps is there now
-    threads, fds = own_threads(), num_fds()
+    wait_for_threads([])
+    fds = num_fds()
     with scarce(name), pytest.raises(tsr.SyncError, match="ulimit -u"):
         tsr.connect_trainer(timeout=PATIENCE_S, trace=tmp_path / "trace")
-    assert set(own_threads()) <= set(threads)  # one that was ending may have ended
+    wait_for_threads([])
     assert num_fds() <= fds
     with tsr.connect_trainer(timeout=PATIENCE_S) as trainer:
         tsr.sync_weights(LIKE, to=trainer)
@@ -86,7 +96,7 @@ def test_sampler_that_can_not_connect_leaves_nothing_behind(scarce, name):
         threads, fds = own_threads(), num_fds()
         with scarce(name), pytest.raises(tsr.SyncError, match="ulimit -u"):
             connect(trainer)
-        assert set(own_threads()) <= set(threads)  # one that was ending may have ended
+        wait_for_threads(threads)
         assert num_fds() <= fds
         with connect(trainer) as sampler:
             tsr.sync_weights(LIKE, to=trainer)

@@ -1,7 +1,12 @@
+import errno
 import json
 import os
 import time
 
+import jax.numpy as jnp
+import pytest
+
+import tpu_sync_rl as tsr
 from tpu_sync_rl.trace import ChunkEvent, Trace
 
 
@@ -74,3 +79,56 @@ def test_without_a_path_nothing_is_written(tmp_path):
     trace.stages(1, 0.0, [("wire", 1.0)])
     trace.chunks("sink", [ChunkEvent("a-a", 1, 3, 7, 0, 100, 0, 10.0, 11.0)], 0)
     assert not trace.is_on and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("when", ["write", "close"])
+def test_file_that_can_not_be_written_is_told_of_once(tmp_path, monkeypatch, when):
+    warnings: list[str] = []
+    trace = Trace(tmp_path / "t", name="trainer", process=0, warn=warnings.append)
+    trace.stages(1, time.monotonic(), [("wire", 0.5)])
+
+    class FullDisk:
+        def __init__(self, file):
+            self._file = file
+
+        def write(self, data):
+            if when == "write":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self._file.write(data[:7])  # as any file may
+
+        def close(self):
+            self._file.close()
+            if when == "close":
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    trace._file = FullDisk(trace._file)
+    trace.stages(2, time.monotonic(), [("wire", 0.5)])
+    trace.chunks("source", [ChunkEvent("a-a", 1, 3, 7, 0, 100, 0, 10.0, 11.0)], 0)
+    trace.close()
+    assert warnings == [
+        "its trace= can't be written, and ends here: [Errno 28] No space left on device"
+    ]
+    assert '"version": 1' in (tmp_path / "t").read_text()
+    assert not trace.is_on
+
+
+def test_error_of_opening_names_option_and_file(tmp_path):
+    path = tmp_path / "none" / "t"
+    with pytest.raises(FileNotFoundError, match=f"trace=: No such file or directory: '{path}.1'"):
+        Trace(path, name="trainer", process=1)
+
+
+@pytest.mark.end_to_end
+def test_sync_goes_on_without_a_trace_on_a_full_disk(caplog):
+    params = {"w": jnp.arange(1000.0)}
+    with (
+        tsr.connect_trainer(trace="/dev/full", timeout=20) as trainer,
+        tsr.connect_sampler(
+            coordinator=trainer.coordinator, replica="s", like=params, trace="/dev/full", timeout=20
+        ) as sampler,
+    ):
+        for version in (1, 2):
+            trainer.sync_weights(params)
+            assert sampler.sync_weights().version == version
+    told = [x.getMessage() for x in caplog.records if "trace=" in x.getMessage()]
+    assert len(told) == 2 and all("No space left on device" in text for text in told)

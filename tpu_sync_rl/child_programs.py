@@ -1,5 +1,6 @@
 """Child processes of the launcher: started together, followed line by line, ended together."""
 
+import contextlib
 import json
 import os
 import queue
@@ -93,12 +94,12 @@ class ChildPrograms:
 
     def _read(self, name: str, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdout is not None
-        with process.stdout, self._log_path(name).open("ab") as log:
+        with process.stdout, self._log_path(name).open("ab", buffering=0) as log:
             for line in process.stdout:
                 event = _parsed(line)
                 if event is None:
-                    log.write(line)
-                    log.flush()
+                    with contextlib.suppress(OSError):  # a full disk costs the log, and no more
+                        log.write(line)
                 else:
                     self._events.put((name, event))
         self._events.put((name, None))

@@ -37,7 +37,11 @@ class Journal:
         self._is_first = process_index == 0
         self._log = SessionLog(options.job, replica, process_index)
         self._metrics = Metrics(
-            options.metrics, job=options.job, replica=replica, process_index=process_index
+            options.metrics,
+            job=options.job,
+            replica=replica,
+            process_index=process_index,
+            warn=self._log.warning,
         )
         self._trainer = ""  # the incarnation that is known
         self._failure: FetchFailed | None = None  # the last one

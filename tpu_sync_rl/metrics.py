@@ -1,7 +1,9 @@
 """What sessions do, as metrics of an application's Prometheus registry."""
 
 import contextlib
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from weakref import WeakKeyDictionary
 
 from tpu_sync_rl.report import Report
@@ -9,6 +11,7 @@ from tpu_sync_rl.report import Report
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Gauge
 
+P = ParamSpec("P")
 _LABELS = ("job", "replica", "process_index")
 
 
@@ -44,10 +47,31 @@ class _Families:
 _families: "WeakKeyDictionary[CollectorRegistry, _Families]" = WeakKeyDictionary()
 
 
-class Metrics:
-    """Metrics of one process of a job; nothing at all without a registry.
+def _counting(
+    method: "Callable[Concatenate[Metrics, _Families, P], None]",
+) -> "Callable[Concatenate[Metrics, P], None]":
+    """Calls `method` while there are families; one that fails ends them, and no sync."""
 
-    Its methods may be called from any thread and never block.
+    @functools.wraps(method)
+    def counting(self: "Metrics", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        families = self._families
+        if families is None:
+            return
+        try:
+            method(self, families, *args, **kwargs)
+        except Exception as error:
+            self._families = None
+            self._warn(
+                f"its metrics= fail, and are kept no longer: {type(error).__name__}: {error}"
+            )
+
+    return counting
+
+
+class Metrics:
+    """Metrics of one process of a job; nothing at all without a registry, or once that fails.
+
+    Its methods may be called from any thread, never block and never raise.
     """
 
     def __init__(
@@ -57,6 +81,7 @@ class Metrics:
         job: str,
         replica: str | None,
         process_index: int,
+        warn: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Registers the metrics, unless another session has already.
 
@@ -65,17 +90,20 @@ class Metrics:
             job: label.
             replica: label, empty on a trainer.
             process_index: label.
+            warn: is told, once, that they fail.
+
+        Raises:
+            ValueError: the registry takes none of them, since it has others of their names.
         """
+        self._warn = warn
         self._labels = (job, replica or "", str(process_index))
         self._newest: int | None = None
         self._slowest: int | None = None
         self._families = None if registry is None else _families_of(registry)
 
-    def synced(self, report: Report) -> None:
+    @_counting
+    def synced(self, families: _Families, report: Report) -> None:
         """A call has published, or taken, a version."""
-        families = self._families
-        if families is None:
-            return
         local = report.local or report
         families.syncs.labels(*self._labels).inc()
         families.version.labels(*self._labels).set(report.version)
@@ -87,43 +115,42 @@ class Metrics:
             families.seconds.labels(*self._labels, stage).inc(spent_s)
         versions = [version for version in report.replicas.values() if version is not None]
         self._slowest = min(versions, default=report.version)
-        self._show_lag()
+        self._show_lag(families)
 
-    def ended(self, error: str) -> None:
+    @_counting
+    def ended(self, families: _Families, error: str) -> None:
         """A call has ended with an error of this class, "" for none."""
-        if self._families is not None and error not in ("", "Nothing"):
-            self._families.failures.labels(*self._labels, error).inc()
+        if error not in ("", "Nothing"):
+            families.failures.labels(*self._labels, error).inc()
 
-    def retried(self) -> None:
+    @_counting
+    def retried(self, families: _Families) -> None:
         """A version did not come, and is tried again."""
-        if self._families is not None:
-            self._families.retries.labels(*self._labels).inc()
+        families.retries.labels(*self._labels).inc()
 
-    def announced(self, version: int) -> None:
+    @_counting
+    def announced(self, families: _Families, version: int) -> None:
         """The newest version is `version`."""
-        if self._families is not None:
-            self._families.newest.labels(*self._labels).set(version)
-            self._newest = version
-            self._show_lag()
+        families.newest.labels(*self._labels).set(version)
+        self._newest = version
+        self._show_lag(families)
 
-    def met(self, num_peers: int) -> None:
+    @_counting
+    def met(self, families: _Families, num_peers: int) -> None:
         """There are `num_peers` replicas, or trainer processes."""
-        if self._families is not None:
-            self._families.peers.labels(*self._labels).set(num_peers)
+        families.peers.labels(*self._labels).set(num_peers)
 
-    def close(self) -> None:
+    @_counting
+    def close(self, families: _Families) -> None:
         """Takes back what is no longer so; counters stay. Idempotent."""
-        if self._families is not None:
-            for gauge in self._families.gauges:
-                with contextlib.suppress(KeyError):  # it was never set
-                    gauge.remove(*self._labels)
         self._families = None
+        for gauge in families.gauges:
+            with contextlib.suppress(KeyError):  # it was never set
+                gauge.remove(*self._labels)
 
-    def _show_lag(self) -> None:
-        assert self._families is not None
+    def _show_lag(self, families: _Families) -> None:
         if self._newest is not None and self._slowest is not None:
-            lag = max(0, self._newest - self._slowest)
-            self._families.lag.labels(*self._labels).set(lag)
+            families.lag.labels(*self._labels).set(max(0, self._newest - self._slowest))
 
 
 def check_registry(registry: object) -> None:
@@ -147,5 +174,8 @@ def check_registry(registry: object) -> None:
 
 def _families_of(registry: "CollectorRegistry") -> _Families:
     if registry not in _families:
-        _families[registry] = _Families(registry)
+        try:
+            _families[registry] = _Families(registry)
+        except ValueError as error:
+            raise ValueError(f"metrics=: the registry takes no metrics of ours: {error}") from error
     return _families[registry]

@@ -95,6 +95,7 @@ class SamplerSession:
         over_nics = not is_loopback(split_address(coordinator)[0])
         nodes = numa_nodes(options.nics) if over_nics else ()
         layout = GenerationLayout.of(table, leaves, process=program.index)
+        log = SessionLog(options.job, replica, program.index)
         with contextlib.ExitStack() as undo:
             self._pool = generation_pool(
                 layout, staging, max_generations=max_generations, nodes=nodes
@@ -114,7 +115,10 @@ class SamplerSession:
             self._calls = TakeCalls(program.index, self._client.send)
             self._client.journal.counted(len(leaves))
             self._trace = Trace(
-                options.trace, name=f"{replica} of {options.job}", process=program.index
+                options.trace,
+                name=f"{replica} of {options.job}",
+                process=program.index,
+                warn=log.warning,
             )
             undo.callback(self._trace.close)
             self._updates = Updates(
@@ -144,7 +148,7 @@ class SamplerSession:
                 coordinator=coordinator,
                 receiver=self._receiver,
                 send=self._client.send,
-                log=SessionLog(options.job, replica, program.index),
+                log=log,
             )
             undo.callback(self._offers.close)
             self._at_exit = AtExit(self._stop)

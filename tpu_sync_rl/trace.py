@@ -7,11 +7,13 @@ together, those of several hosts as well as their clocks do. Processes are told 
 so that the events of several files can be put into one.
 """
 
+import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,28 +47,44 @@ class ChunkEvent(NamedTuple):
 
 
 class Trace:
-    """Writes what one process does to a file. May be used from any thread."""
+    """Writes what one process does to a file. May be used from any thread.
 
-    def __init__(self, path: str | os.PathLike[str] | None, *, name: str, process: int) -> None:
+    A file that can't be written any further is left as it is, and the process told.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        name: str,
+        process: int,
+        warn: Callable[[str], object] = lambda _: None,
+    ) -> None:
         """Creates the file; `path` None writes nothing.
 
         Args:
             path: of process 0; other processes of the program append their index, as ".1".
             name: of the program.
             process: index of this process in it.
+            warn: is told, once, that the file can't be written.
 
         Raises:
             OSError: the file can't be created.
         """
-        self._lock = threading.RLock()
-        self._file = None
+        self._warn = warn
+        self._lock = threading.RLock()  # guards all below
+        self._file: FileIO | None = None
         self._separator = "\n"
         self._tracks: dict[tuple[str, int], int] = {}  # rail and number of a stream -> its track
         self._ended: dict[int, float] = {}  # the last chunk of a track
         if path is not None:
             own = Path(path) if process == 0 else Path(f"{os.fspath(path)}.{process}")
-            self._file = own.open("w", buffering=1)
-            self._file.write("[")
+            try:
+                # Without a buffer, of which a fork of this process would write a copy.
+                self._file = own.open("wb", buffering=0)
+            except OSError as error:
+                raise OSError(error.errno, f"trace=: {error.strerror}", os.fspath(own)) from error
+            self._put("[")
             self._write(
                 [
                     _event("process_name", "M", args={"name": f"{name}, process {process}"}),
@@ -123,9 +141,8 @@ class Trace:
     def close(self) -> None:
         """Ends the file. Idempotent."""
         with self._lock:
-            if self._file is not None and not self._file.closed:
-                self._file.write("\n]\n")
-                self._file.close()
+            self._put("\n]\n")
+            self._let_go()
 
     def _chunk(self, peer: str, chunk: ChunkEvent, offset_s: float) -> Iterator[dict[str, Any]]:
         name = f"{chunk.rail} stream {chunk.number}"
@@ -154,9 +171,32 @@ class Trace:
     def _write(self, events: Sequence[dict[str, Any]]) -> None:
         texts = [json.dumps(event) for event in events]
         with self._lock:
-            if texts and self._file is not None and not self._file.closed:
-                self._file.write(self._separator + ",\n".join(texts))
+            if texts:
+                self._put(self._separator + ",\n".join(texts))
                 self._separator = ",\n"
+
+    def _put(self, text: str) -> None:
+        file, left = self._file, memoryview(text.encode())
+        try:
+            while file is not None and left:
+                left = left[file.write(left) :]
+        except OSError as error:
+            self._give_up(error)
+
+    def _let_go(self) -> None:
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except OSError as error:  # some file systems tell of a full disk only now
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+        self._warn(f"its trace= can't be written, and ends here: {error}")
 
 
 def _event(name: str, phase: str, track: int = _STAGES, **fields: Any) -> dict[str, Any]:

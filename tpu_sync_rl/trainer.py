@@ -99,9 +99,13 @@ class TrainerSession:
         self._close_by: float | None = None  # when draining ends, once it has begun
         self._epoch = 0
         self._closed = False
+        log = SessionLog(options.job, None, program.index)
         with contextlib.ExitStack() as undo:
             self._trace = Trace(
-                options.trace, name=f"trainer of {options.job}", process=program.index
+                options.trace,
+                name=f"trainer of {options.job}",
+                process=program.index,
+                warn=log.warning,
             )
             undo.callback(self._trace.close)
             self._client = CoordinatorClient(
@@ -122,7 +126,7 @@ class TrainerSession:
                 coordinator=coordinator,
                 incarnation=incarnation,
                 on_stream=self._source.add_connection,
-                log=SessionLog(options.job, None, program.index),
+                log=log,
             )
             undo.callback(self._listener.close)
             self._goodbye_s = GOODBYE_S  # that a coordinator gets which answers
