@@ -1,4 +1,4 @@
-"""Weights move under the guards that an application sets around its own code."""
+"""Weights move under what an application sets around its own code."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from programs import Program
@@ -106,6 +107,28 @@ def test_one_client_moves_every_dtype(guarded: Any, wanted: str) -> None:
     with guarded():
         found = tsr.sync_weights(params, to=to)
     _assert_equal(found, params)
+
+
+@pytest.mark.parametrize("agent", ["auto", "colocated"])
+@pytest.mark.parametrize(
+    "around", [lambda: jax.set_mesh(TRAINER), lambda: jax.set_mesh(SAMPLER), jax.disable_jit]
+)
+def test_one_client_moves_under_a_mesh_and_without_jit(around: Any, agent: Any) -> None:
+    params = _params()
+    params["by column"] = params["float32"] + 1
+    like = _like(params)
+    sharding = like["by column"].sharding
+    columns = Format(Layout((1, 0)), sharding)
+    shape, dtype = like["by column"].shape, like["by column"].dtype
+    tsr.release_memory()
+    with around():
+        to = like | {"by column": jax.ShapeDtypeStruct(shape, dtype, sharding=columns)}
+        found = tsr.sync_weights(params, to=to, agent=agent)
+        mesh = jax.sharding.get_mesh()
+    assert found["by column"].format.layout.major_to_minor == (1, 0)
+    _assert_equal(found, params)
+    with around():
+        assert jax.sharding.get_mesh() == mesh
 
 
 @pytest.mark.end_to_end
