@@ -9,6 +9,7 @@ import pytest
 from bench_commands import add_to_path, measured, needs_namespaces, run_bench
 from jax.sharding import AxisType
 
+from tpu_sync_rl import _native
 from tpu_sync_rl.bench import _limits, models, plan, tiles
 from tpu_sync_rl.bench.__main__ import main
 from tpu_sync_rl.bench.cases import Layout
@@ -277,6 +278,19 @@ def test_leaves_shows_python_per_leaf_on_both_sides(tmp_path):
 def test_plan_measures_time_tables_and_memory_of_every_layout(tmp_path):
     figures = measured(tmp_path, "plan", "--leaves=96", "--rounds=1")
     assert len(figures) == 3 * 5
+
+
+def test_level_of_the_kernels_is_named(tmp_path, monkeypatch):
+    level = _native.cpu_levels()[-1]
+    monkeypatch.setenv("TSR_CPU", level)
+    result = tmp_path / "tiles.json"
+    done = run_bench("tiles", "--nbytes=70000", "--rounds=1", f"--json={result}")
+    assert f"kernels: {level}" in done.stdout
+    assert json.loads(result.read_text())["machine"]["kernels"] == level
+    monkeypatch.setenv("TSR_CPU", "fast")
+    done = run_bench("tiles")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "TSR_CPU" in done.stderr
 
 
 @pytest.mark.parametrize("layout", sorted(plan.LAYOUTS))

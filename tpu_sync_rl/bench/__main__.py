@@ -9,6 +9,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from tpu_sync_rl import _native
 from tpu_sync_rl.bench import (
     leaves,
     local,
@@ -51,6 +52,7 @@ def main() -> None:
         module.add_arguments(commands.add_parser(name, help=summary, description=module.__doc__))
     args = parser.parse_args()
     try:
+        _native.cpu_level()  # refuses what TSR_CPU may not be, before anything is measured
         COMMANDS[args.command].run(args)
     except (ValueError, RuntimeError, SyncError) as error:
         sys.exit(f"{parser.prog} {args.command}: {error}")

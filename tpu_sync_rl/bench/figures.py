@@ -15,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tpu_sync_rl import _native
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -61,7 +63,10 @@ class Row:
 
 
 def print_table(title: str, rows: Sequence[Row], *, beside: str = "limit") -> None:
-    """Prints `title`, then each figure, what it is compared with, and the ratio of the two."""
+    """Prints `title`, then each figure, what it is compared with, and the ratio of the two.
+
+    The title gets the instructions that our kernels use: the best here, or what TSR_CPU names.
+    """
     table = Table()
     table.add_column("")
     for column in ("median", "min to max"):
@@ -77,7 +82,7 @@ def print_table(title: str, rows: Sequence[Row], *, beside: str = "limit") -> No
         spread = f"{min(figure.samples):{_form(figure)}} to {max(figure.samples):{_form(figure)}}"
         table.add_row(figure.name, _quantity(figure), spread, *compared)
     console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(title, style="bold", soft_wrap=True)
+    console.print(f"{title}; kernels: {_native.cpu_level()}", style="bold", soft_wrap=True)
     console.print(table)
 
 
@@ -143,6 +148,7 @@ def _machine() -> dict[str, Any]:
     cpus = _read(Path("/proc/cpuinfo")).splitlines()
     return {
         "cpu": next((line.split(": ")[1] for line in cpus if "model name" in line), ""),
+        "kernels": _native.cpu_level(),
         "num_cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "congestion": _read(Path("/proc/sys/net/ipv4/tcp_congestion_control")).strip(),
