@@ -19,6 +19,7 @@ FLOORS = (
     ("errors", "deadline"),
     (
         "maker_process",
+        "own_module",
         "at_exit",
         "threads",
         "options",

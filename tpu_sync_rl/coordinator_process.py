@@ -5,7 +5,6 @@ import math
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from tpu_sync_rl.addresses import check_exposure, join_address
 from tpu_sync_rl.deadline import seconds_left
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
+from tpu_sync_rl.own_module import own_command
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.threads import start_thread
 from tpu_sync_rl.tls import TLS, Files, check_tls
@@ -182,7 +182,7 @@ def start_coordinator(
     check_exposure(host, token=token, insecure=insecure)
     if tls is not None:
         check_tls(tls, serves=True)
-    command = [sys.executable, "-m", "tpu_sync_rl.coordinator", "--parent", str(os.getpid())]
+    command = [*own_command("tpu_sync_rl.coordinator"), "--parent", str(os.getpid())]
     command += ["--peer_timeout", str(peer_timeout)]
     if insecure:
         command.append("--insecure")
@@ -234,10 +234,6 @@ def _child_environment(token: bytes) -> dict[str, str]:
     environment.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is reported as an error
     if token:
         environment["TSR_TOKEN"] = os.fsdecode(token)
-    # The child finds this very package, from whatever folder it is started.
-    package = Path(__file__).resolve().parent.parent
-    paths = [str(package), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return environment
 
 

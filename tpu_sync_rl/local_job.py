@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_sync_rl.child_programs import ChildFailedError, ChildPrograms
+from tpu_sync_rl.own_module import own_command
 from tpu_sync_rl.progress import Progress, failures, summarize
 
 _LOOPBACK = "127.0.0.1"
@@ -171,7 +172,7 @@ def _start_samplers(
 
 
 def _command(job: LocalJob, role: str, **options: object) -> list[str]:
-    command = [sys.executable, "-m", "tpu_sync_rl.launch", f"--role={role}", "--end_with_stdin"]
+    command = [*own_command("tpu_sync_rl.launch"), f"--role={role}", "--end_with_stdin"]
     return [*command, *job.role_flags, *(f"--{name}={value}" for name, value in options.items())]
 
 
