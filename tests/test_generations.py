@@ -211,6 +211,23 @@ def test_memory_is_used_again_when_its_arrays_are_gone() -> None:
     assert len(addresses) == 1
 
 
+def test_use_of_memory_is_told_and_does_not_keep_it() -> None:
+    pool = _pool(_struct((1024,), "b"), max_generations=1)
+    generation = _acquired(pool)
+    in_use = generation.use()
+    assert in_use()
+    del generation
+    assert not in_use()
+    generation = _acquired(pool)
+    in_use = generation.use()
+    arrays = generation.arrays()
+    del generation
+    assert in_use()
+    del arrays
+    gc.collect()
+    assert not in_use()
+
+
 def test_a_generation_that_handed_out_its_arrays_keeps_nothing() -> None:
     pool = _pool(_struct((1024,), "b"), max_generations=1)
     generation = _acquired(pool)

@@ -20,6 +20,7 @@ import tpu_sync_rl as tsr
 from tpu_sync_rl import rails, receiver, same_host
 from tpu_sync_rl.coordinator_process import start_coordinator
 from tpu_sync_rl.feed import Feed
+from tpu_sync_rl.receiver import Receiver
 from tpu_sync_rl.sampler_messages import LeaveCall
 
 pytestmark = pytest.mark.end_to_end
@@ -573,6 +574,21 @@ def test_fencing_ends_a_publish_that_waits_for_a_pin(trainer, pool):
             pytest.raises(tsr.VersionError, match="newer incarnation"),
         ):
             waiting.result(10)
+
+
+def test_transfers_that_fail_leave_their_memory_to_the_next_ones(trainer, monkeypatch):
+    failures = iter(range(3))
+
+    def fail(*_: object) -> None:
+        if next(failures, None) is not None:
+            raise tsr.PeerLostError("as the test wants it")
+
+    wait = Receiver._wait
+    monkeypatch.setattr(Receiver, "_wait", lambda *args: (fail(), wait(*args)))
+    with connect(trainer, max_generations=2) as sampler:
+        publish(trainer, 1)
+        oracle.assert_equal(sampler.sync_weights().params, SPECS, 1, SAMPLER)
+    assert next(failures, None) is None
 
 
 def test_closing_a_sampler_does_not_wait_for_its_dialling(trainer, monkeypatch):

@@ -90,10 +90,10 @@ class Generation:
         del self._root
         return made
 
-    @property
-    def is_in_use(self) -> bool:
-        """Whether its memory has not been given back yet."""
-        return self._end.alive
+    def use(self) -> Callable[[], bool]:
+        """Tells, whenever asked, whether the memory is still in use. Does not keep it."""
+        end = self._end
+        return lambda: end.alive
 
     def release(self) -> None:
         """Gives the memory back at once. Arrays over it may live on, but must not be read."""

@@ -92,7 +92,8 @@ class Receiver:
         self._abandoned: Held | None = None
         self._wanted: Fetch | None = None  # the last one told of
         self._newest_incarnation = ""
-        self._used: list[tuple[int, Generation]] = []  # versions whose memory may still be in use
+        # Versions whose memory may still be in use: it is theirs who hold it, and not kept here.
+        self._uses: list[tuple[int, Callable[[], bool]]] = []
         self._moved: Received | None = None  # every byte is here, but its digests are not yet
         self._closed = False
         self._trainer: tuple[TrainerUp, Plan] | None = None  # the one that it has met, if it fits
@@ -328,8 +329,8 @@ class Receiver:
             if generation is not None:
                 if told is not None:
                     self._send(Hindered(fetch.held, ""))
-                self._used = [(version, used) for version, used in self._used if used.is_in_use]
-                self._used.append((fetch.held.version, generation))
+                self._uses = [(version, in_use) for version, in_use in self._uses if in_use()]
+                self._uses.append((fetch.held.version, generation.use()))
                 return generation
             self.on_shortage()
             self._stop_if_told(fetch)
@@ -338,7 +339,7 @@ class Receiver:
                 self._send(Hindered(fetch.held, self._shortage()))
 
     def _shortage(self) -> str:
-        versions = [str(version) for version, used in self._used if used.is_in_use]
+        versions = [str(version) for version, in_use in self._uses if in_use()]
         held = f": arrays of versions {', '.join(versions)}" if versions else ""
         return (
             "has no memory for it: the application still holds older params in all of "
