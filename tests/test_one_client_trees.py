@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from tpu_sync_rl.one_client import sync_weights
+import tpu_sync_rl as tsr
+from tpu_sync_rl import sync_weights
+from tpu_sync_rl.options import AgentChoice
 
 DEVICES = jax.devices()
 
@@ -29,17 +31,19 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def test_nodes_without_keys_are_matched_in_one_structure_alone() -> None:
+@pytest.mark.parametrize("agent", ["auto", "colocated"])
+def test_nodes_without_keys_are_matched_in_one_structure_alone(agent: AgentChoice) -> None:
     params = {"mlp": _GateUp(jnp.zeros(2), jnp.ones(2))}
     to = SingleDeviceSharding(DEVICES[1])
     for target in (to, {"mlp": to}, {"mlp": _GateUp(to, to)}, jax.device_put(params, to)):
-        synced = sync_weights(params, to=target)["mlp"]
+        synced = sync_weights(params, to=target, agent=agent)["mlp"]
         assert (synced.gate.tolist(), synced.up.tolist()) == ([0, 0], [1, 1])
     for target in (_UpGate(jnp.zeros(2), jnp.ones(2)), [jnp.zeros(2), jnp.ones(2)]):
         with pytest.raises(
             TypeError, match=r"'mlp/0' is in a _GateUp, .*register_pytree_with_keys"
         ):
-            sync_weights(params, to={"mlp": target})
+            sync_weights(params, to={"mlp": target}, agent=agent)
+    tsr.release_memory()
 
 
 def test_a_tree_without_leaves_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

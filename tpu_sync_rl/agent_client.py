@@ -21,6 +21,7 @@ from tpu_sync_rl.nics import find_nics, loopback
 from tpu_sync_rl.one_client import matched, route_key
 from tpu_sync_rl.options import DEFAULT_TIMEOUT_S
 from tpu_sync_rl.program import share
+from tpu_sync_rl.tree import flatten
 
 _MAX_ROUTES = 4
 _UNLIMITED = 1 << 30  # generations: results are held for as long as their owner likes
@@ -31,10 +32,12 @@ class _Route:
 
     def __init__(self, params: Any, to: Any, rename: Rename, cast: bool) -> None:
         """Makes the agents; raises as `sync_weights` does."""
-        like = jax.tree.map(_committed, matched(params, to, rename, cast)[-1])
-        devices = {
-            device for leaf in jax.tree.leaves(params) for device in leaf.sharding.device_set
-        }
+        # Both ends have their leaves by key, so that nodes without keys pass in one structure, as
+        # `matched` allows.
+        self._keys, leaves, _ = flatten(params, by_position=True)
+        like = matched(params, to, rename, cast)[-1]
+        self._keys_of_result, likes, self._treedef = flatten(like, by_position=True)
+        devices = {device for leaf in leaves for device in leaf.sharding.device_set}
         host = (find_nics()[0] if are_remote(devices) else loopback()).host
         token = share(secrets.token_hex(16), time.monotonic() + DEFAULT_TIMEOUT_S)
         self._lock = threading.Lock()
@@ -50,7 +53,7 @@ class _Route:
                 coordinator=self._trainer.coordinator,
                 job="one client",
                 replica="to",
-                like=like,
+                like=dict(zip(self._keys_of_result, map(_committed, likes), strict=True)),
                 rename=rename,
                 cast=cast,
                 max_generations=_UNLIMITED,
@@ -64,8 +67,10 @@ class _Route:
     def sync(self, params: Any) -> Any:
         """Brings `params` to the other end."""
         with self._lock:
-            self._trainer.sync_weights(params)
-            return self._sampler.sync_weights().params
+            leaves = jax.tree.leaves(params)
+            self._trainer.sync_weights(dict(zip(self._keys, leaves, strict=True)))
+            synced = self._sampler.sync_weights().params
+        return jax.tree.unflatten(self._treedef, [synced[key] for key in self._keys_of_result])
 
     def close(self) -> None:
         """Ends the agents; results stay valid."""
