@@ -54,6 +54,16 @@ def test_params_that_are_no_arrays(give: Callable[[Any], None], leaf: Any, text:
         give(params)
 
 
+@pytest.mark.parametrize("give", [_one_client, _one_client_by_agents, _session, _session_by_agents])
+def test_params_that_are_donated_or_traced(give: Callable[[Any], None]) -> None:
+    donated = jnp.ones(4) + 1
+    donated.delete()
+    with pytest.raises(ValueError, match="leaf 'w' has been deleted"):
+        give({"w": donated})
+    with pytest.raises(TypeError, match="leaf 'w' is traced"):
+        jax.jit(lambda x: give({"w": x}))(jnp.ones(4))
+
+
 def _like(like: Any, agent: Any) -> None:
     with tsr.connect_trainer(timeout=20) as trainer:
         tsr.connect_sampler(

@@ -16,7 +16,7 @@ from tpu_sync_rl.local_shards import LocalShards
 from tpu_sync_rl.manifest import Manifest
 from tpu_sync_rl.moving import moving
 from tpu_sync_rl.program import Program
-from tpu_sync_rl.shard_table import ShardTable, no_array, shard_table, signature
+from tpu_sync_rl.shard_table import ShardTable, is_array, no_array, shard_table, signature
 from tpu_sync_rl.tree import flatten
 
 
@@ -254,7 +254,7 @@ def computed(table: ShardTable, leaves: Sequence[Any]) -> list[jax.Array]:
 def check_alive(keys: Sequence[str], leaves: Sequence[Any]) -> None:
     """Raises TypeError where a leaf is no jax.Array, ValueError where it is deleted; by its key."""
     for key, leaf in zip(keys, leaves, strict=True):
-        if not isinstance(leaf, jax.Array):
+        if not is_array(leaf):
             raise no_array(key, leaf)
         if leaf.is_deleted():
             raise ValueError(_deleted(key))

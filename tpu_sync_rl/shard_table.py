@@ -90,8 +90,15 @@ def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is a jax.Array that has values: to JAX a traced one is an array, too."""
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+
+
 def no_array(key: str, leaf: Any, *, wanted: bool = False) -> TypeError:
     """The error for a leaf that is no array, nor (`wanted`) describes one: what to do with it."""
+    if isinstance(leaf, jax.core.Tracer):
+        return TypeError(f"leaf {key!r} is traced; weights can't be synced under jit or grad")
     if isinstance(leaf, jax.Ref):
         cure = "pass what it holds: ref[...]"
     elif isinstance(leaf, jax.ShapeDtypeStruct):
@@ -125,9 +132,7 @@ class _Row:
 
     @classmethod
     def of(cls, key: str, leaf: Any, wanted: bool, may_be_local: bool) -> "_Row":
-        if isinstance(leaf, jax.core.Tracer):
-            raise TypeError(f"leaf {key!r} is traced; weights can't be synced under jit or grad")
-        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        if not (isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)):
             raise no_array(key, leaf, wanted=wanted)
         sharding = leaf.sharding
         if sharding is None:

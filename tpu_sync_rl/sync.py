@@ -11,6 +11,7 @@ from tpu_sync_rl.colocated import are_remote
 from tpu_sync_rl.manifest import Rename
 from tpu_sync_rl.options import AgentChoice, Wait, check_choice
 from tpu_sync_rl.report import Report
+from tpu_sync_rl.shard_table import is_array
 
 if TYPE_CHECKING:
     from tpu_sync_rl.sync_handle import SyncHandle
@@ -113,9 +114,12 @@ def release_memory() -> None:
 
 
 def _are_elsewhere(params: Any) -> bool:
-    leaves = jax.tree.leaves(params)
-    # They are of one client, whose devices belong to this process, or not.
-    return bool(leaves) and isinstance(leaves[0], jax.Array) and are_remote(leaves[0].devices())
+    # They are of one client, whose devices belong to this process, or not. Of what is no array, or
+    # traced, the rest will tell.
+    for leaf in jax.tree.leaves(params):
+        if is_array(leaf):
+            return are_remote(leaf.sharding.device_set)  # a deleted one has that, too
+    return False
 
 
 def _is_session(to: Any) -> "TypeGuard[TrainerSession]":
