@@ -18,6 +18,7 @@ FLOORS = (
     ("metrics",),
     ("errors", "deadline"),
     (
+        "descriptors",
         "maker_process",
         "own_module",
         "at_exit",

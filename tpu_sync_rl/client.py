@@ -11,6 +11,7 @@ import msgspec
 from tpu_sync_rl import authentication, channel, errors, long_messages, software
 from tpu_sync_rl.at_exit import AtExit
 from tpu_sync_rl.deadline import seconds_left
+from tpu_sync_rl.descriptors import check_descriptors
 from tpu_sync_rl.errors import AuthError, SyncError, SyncTimeoutError
 from tpu_sync_rl.greeting import Challenge, Credentials, Greeting, Proof, proofs
 from tpu_sync_rl.journal import Journal
@@ -34,6 +35,8 @@ _Outbox = SimpleQueue[bytes | None]
 _FIRST_REDIAL_S = 0.1
 _MOST_REDIAL_S = 1.0
 GOODBYE_S = 0.5
+# A trainer's take 24, with one sampler that reads over shared memory; each stream takes one more.
+_SESSION_DESCRIPTORS = 32
 
 
 class CoordinatorClient:
@@ -71,6 +74,7 @@ class CoordinatorClient:
         on_message: Callable[[FromCoordinator], None],
         on_refused: Callable[[SyncError], None],
     ) -> None:
+        check_descriptors("a session", _SESSION_DESCRIPTORS)
         self._address = address
         self._token = options.token
         self._channels = channel.Channels(address, options)

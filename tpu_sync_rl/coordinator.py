@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from tpu_sync_rl.addresses import is_loopback, join_address, split_address
 from tpu_sync_rl.coordinator_server import CoordinatorServer
+from tpu_sync_rl.descriptors import check_descriptors
 from tpu_sync_rl.errors import SyncError
 from tpu_sync_rl.job_token import resolve_token
 from tpu_sync_rl.options import (
@@ -29,6 +30,7 @@ from tpu_sync_rl.options import (
 from tpu_sync_rl.tls import TLS, check_tls
 
 _PARENT_POLL_S = 0.2
+_DESCRIPTORS = 16  # it takes 10, and one more for each client
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 _DESCRIPTION = """\
@@ -137,6 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         watch = threading.Thread(target=_end_with, args=(arguments.parent,), daemon=True)
         watch.start()
     try:
+        check_descriptors("a coordinator", _DESCRIPTORS)
         token = resolve_token(None)
         host, _ = split_address(arguments.address, "--address")
         if not token and not arguments.insecure and not is_loopback(host):

@@ -14,12 +14,14 @@ from pathlib import Path
 
 from tpu_sync_rl.addresses import check_exposure, join_address
 from tpu_sync_rl.deadline import seconds_left
+from tpu_sync_rl.descriptors import check_descriptors
 from tpu_sync_rl.errors import SyncError, SyncTimeoutError
 from tpu_sync_rl.own_module import own_command
 from tpu_sync_rl.session_log import SessionLog
 from tpu_sync_rl.threads import start_thread
 from tpu_sync_rl.tls import TLS, Files, check_tls
 
+_DESCRIPTORS = 8  # pipes to the child, for a moment
 _START_S = 30.0
 _LOOK_S = 1.0  # from one look at whether it is stopped to the next
 _STOP_S = 1.0
@@ -125,8 +127,15 @@ class CoordinatorProcess:
         return process.wait()
 
     def _spawn(self, port: int) -> "tuple[subprocess.Popen[bytes], int]":
-        """A child, and the fd on which it says where it listens. Raises SyncError once stopped."""
-        read_fd, write_fd = os.pipe()
+        """A child, and the fd on which it says where it listens.
+
+        Raises:
+            SyncError: it is stopped, or the system gives no process or descriptor.
+        """
+        try:
+            read_fd, write_fd = os.pipe()
+        except OSError as error:
+            raise _not_started(error) from error
         address = join_address(self._host, port)
         try:
             with self._starting:
@@ -139,12 +148,18 @@ class CoordinatorProcess:
                     pass_fds=[write_fd],
                     start_new_session=True,
                 )
-        except BaseException:
+        except BaseException as error:
             os.close(read_fd)
+            if isinstance(error, OSError):
+                raise _not_started(error) from error
             raise
         finally:
             os.close(write_fd)
         return process, read_fd
+
+
+def _not_started(error: OSError) -> SyncError:
+    return SyncError(f"the coordinator's process could not be started: {error}")
 
 
 def start_coordinator(
@@ -175,10 +190,12 @@ def start_coordinator(
         deadline: `time.monotonic()` at which to give up; after 30 s in any case.
 
     Raises:
-        SyncError: the address is in use or can't be listened on.
+        SyncError: the address is in use or can't be listened on; or there is no process, thread
+            or descriptor left.
         SyncTimeoutError: it did not listen in time.
         ValueError: it is not loopback and there is no token, or `tls` lacks something.
     """
+    check_descriptors("starting a coordinator", _DESCRIPTORS)
     check_exposure(host, token=token, insecure=insecure)
     if tls is not None:
         check_tls(tls, serves=True)
