@@ -12,7 +12,7 @@ namespace tsr {
 namespace {
 
 // A table is taken in by steps, so that memory follows bytes that came, not a number in a frame.
-constexpr size_t kTableStepNbytes = 1 << 20;
+constexpr size_t kBodyStepNbytes = 1 << 20;
 constexpr int kStepsPerTurn = 128;
 constexpr uint64_t kTurnNbytes = 256 << 10;
 // Stalled streams of a worker that may keep their blocks; others fill theirs again.
@@ -88,7 +88,7 @@ void SourceStream::OnReady(uint32_t events) {
       read_nbytes_ += chunk_nbytes;
     } else {
       later_.reset();
-      const Step step = table_request_ ? ReceiveTable() : ReceiveRequest();
+      const Step step = arriving_ ? ReceiveBody() : ReceiveRequest();
       if (step == Step::kBlocked || later_) break;
     }
   }
@@ -106,8 +106,8 @@ void SourceStream::OnReady(uint32_t events) {
 }
 
 bool SourceStream::has_input() const {
-  if (!table_request_) return has_request();
-  return in_end_ > in_begin_ || table_nbytes_ == table_request_->nbytes;
+  if (!arriving_) return has_request();
+  return in_end_ > in_begin_ || body_nbytes_ == arriving_->nbytes;
 }
 
 SourceStream::Step SourceStream::ReceiveRequest() {
@@ -139,25 +139,25 @@ SourceStream::Step SourceStream::ReceiveRequest() {
   return Step::kMoved;
 }
 
-SourceStream::Step SourceStream::ReceiveTable() {
-  const size_t want = table_request_->nbytes - table_nbytes_;
+SourceStream::Step SourceStream::ReceiveBody() {
+  const size_t want = arriving_->nbytes - body_nbytes_;
   if (want == 0) {
-    HandleTable();
+    arriving_->kind == FrameKind::kTable ? HandleTable() : HandleEcho();
     return Step::kMoved;
   }
-  if (table_nbytes_ == table_.size()) {
-    table_.resize(table_nbytes_ + std::min(want, kTableStepNbytes));
+  if (body_nbytes_ == body_.size()) {
+    body_.resize(body_nbytes_ + std::min(want, kBodyStepNbytes));
   }
-  iovec iov{table_.data() + table_nbytes_, table_.size() - table_nbytes_};
+  iovec iov{body_.data() + body_nbytes_, body_.size() - body_nbytes_};
   const size_t buffered = std::min(iov.iov_len, in_end_ - in_begin_);
   if (buffered > 0) {
-    std::copy_n(in_.begin() + in_begin_, buffered, table_.begin() + table_nbytes_);
+    std::copy_n(in_.begin() + in_begin_, buffered, body_.begin() + body_nbytes_);
     in_begin_ += buffered;
-    table_nbytes_ += buffered;
+    body_nbytes_ += buffered;
     return Step::kMoved;
   }
   const IoResult result = pipe_->Receive(&iov, 1, {});
-  table_nbytes_ += result.nbytes();
+  body_nbytes_ += result.nbytes();
   return Received(result) ? Step::kMoved : Step::kBlocked;
 }
 
@@ -171,7 +171,8 @@ bool SourceStream::Received(const IoResult& result) {
 void SourceStream::Handle(const Frame& request) {
   switch (request.kind) {
     case FrameKind::kTable:
-      table_request_ = request;
+    case FrameKind::kEcho:
+      arriving_ = request;
       return;
     case FrameKind::kFetch:
     case FrameKind::kFetchUnsummed:
@@ -191,10 +192,10 @@ void SourceStream::Handle(const Frame& request) {
 }
 
 void SourceStream::HandleTable() {
-  const Frame request = *table_request_;
-  const std::vector<uint8_t> bytes = std::exchange(table_, {});
-  table_request_.reset();
-  table_nbytes_ = 0;
+  const Frame request = *arriving_;
+  const std::vector<uint8_t> bytes = std::exchange(body_, {});
+  arriving_.reset();
+  body_nbytes_ = 0;
   // Bits that flipped on the way: the sink shows it again on another stream, as after any loss.
   if (Crc32c(0, bytes.data(), bytes.size()) != request.table) return Lose();
   auto table = std::make_shared<ChunkTable>();
@@ -203,6 +204,17 @@ void SourceStream::HandleTable() {
   if (!status.ok()) return Reply(FrameKind::kInvalid, request, status.message());
   worker_->tables->Set(sink_, request.table, std::move(table));
   Reply(FrameKind::kTableOk, request);
+}
+
+void SourceStream::HandleEcho() {
+  Frame head = *std::exchange(arriving_, std::nullopt);
+  head.kind = FrameKind::kEchoIs;
+  echo_ = std::exchange(body_, {});
+  body_nbytes_ = 0;
+  read_nbytes_ += echo_.size();
+  EncodeFrame(head, FrameBytes(head_.data(), kFrameNbytes));
+  head_iov_ = {iovec{head_.data(), kFrameNbytes}, iovec{echo_.data(), echo_.size()}};
+  cursor_ = IovecCursor(head_iov_.data(), echo_.empty() ? 1 : 2);
 }
 
 void SourceStream::HandleFetch(const Frame& request) {
@@ -265,8 +277,8 @@ void SourceStream::Reply(FrameKind kind, const Frame& request, std::string_view 
   head.nbytes = text.size();
   EncodeFrame(head, FrameBytes(head_.data(), kFrameNbytes));
   std::copy(text.begin(), text.end(), head_.begin() + kFrameNbytes);
-  head_iov_ = iovec{head_.data(), kFrameNbytes + text.size()};
-  cursor_ = IovecCursor(&head_iov_, 1);
+  head_iov_[0] = iovec{head_.data(), kFrameNbytes + text.size()};
+  cursor_ = IovecCursor(head_iov_.data(), 1);
 }
 
 SourceStream::Step SourceStream::SendReply() {
@@ -294,6 +306,7 @@ SourceStream::Step SourceStream::SendReply() {
     block_sent_nbytes_ += result.nbytes();
     last_progress_ = Clock::now();
   }
+  echo_ = {};
   if (gather_) {
     stats_->nbytes.fetch_add(gather_->chunk().nbytes, std::memory_order_relaxed);
     stats_->num_chunks.fetch_add(1, std::memory_order_relaxed);

@@ -53,7 +53,7 @@ class SourceStream final : public Pollable {
 
   // Requests.
   Step ReceiveRequest();
-  Step ReceiveTable();
+  Step ReceiveBody();
   bool Received(const IoResult& result);
   // Whether the next frame is here, or all that follows the one of a digest.
   bool has_request() const { return in_end_ - in_begin_ >= wanted_nbytes(); }
@@ -62,6 +62,7 @@ class SourceStream final : public Pollable {
   bool has_input() const;
   void Handle(const Frame& request);
   void HandleTable();
+  void HandleEcho();
   void HandleFetch(const Frame& request);
   void HandleDigest(std::span<const uint8_t> bytes);
   // Leaves a request of `nbytes`, which was taken, for when its leaf is there.
@@ -92,14 +93,15 @@ class SourceStream final : public Pollable {
   size_t in_end_ = 0;
   std::optional<Frame> digest_request_;  // until what follows it is there
   uint64_t read_nbytes_ = 0;             // of the version's memory, in this turn
-  std::optional<Frame> table_request_;   // while its table arrives
+  std::optional<Frame> arriving_;        // while its table, or what it wants echoed, arrives
   std::optional<Frame> later_;  // the request at the front, of a leaf that is still to come
-  std::vector<uint8_t> table_;
-  size_t table_nbytes_ = 0;  // received
+  std::vector<uint8_t> body_;
+  size_t body_nbytes_ = 0;     // received
+  std::vector<uint8_t> echo_;  // while it is sent
 
   std::array<uint8_t, kFrameNbytes + kMaxTextNbytes> head_;
-  iovec head_iov_;
-  IovecCursor cursor_;  // what is left of the reply's current block
+  std::array<iovec, 2> head_iov_;  // the head, and what is echoed
+  IovecCursor cursor_;             // what is left of the reply's current block
   // Only while a chunk is being sent.
   std::optional<ChunkGather> gather_;
   uint64_t traced_chunk_ = 0;

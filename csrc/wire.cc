@@ -29,14 +29,17 @@ uint32_t CrcOf(const Layout& layout) { return Crc32c(0, &layout, offsetof(Layout
 constexpr uint8_t kMagic[3] = {'T', 'S', 'R'};
 
 bool IsKnown(FrameKind kind) {
-  return (kind >= FrameKind::kTable && kind <= FrameKind::kDigest) ||
-         (kind >= FrameKind::kTableOk && kind <= FrameKind::kLater);
+  return (kind >= FrameKind::kTable && kind <= FrameKind::kEcho) ||
+         (kind >= FrameKind::kTableOk && kind <= FrameKind::kEchoIs);
 }
 
 bool NbytesFits(const Layout& layout) {
   if (layout.kind == FrameKind::kChunk) return true;
   if (layout.kind == FrameKind::kTable) return layout.nbytes <= kMaxTableNbytes;
   if (layout.kind == FrameKind::kDigest) return layout.nbytes <= kMaxDigestRequestNbytes;
+  if (layout.kind == FrameKind::kEcho || layout.kind == FrameKind::kEchoIs) {
+    return layout.nbytes <= kMaxEchoNbytes;
+  }
   return layout.nbytes <= (HasText(layout.kind) ? kMaxTextNbytes : 0);
 }
 

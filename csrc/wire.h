@@ -14,6 +14,7 @@ inline constexpr size_t kTrailerNbytes = 4;            // CRC32C after the bytes
 inline constexpr uint64_t kMaxTextNbytes = 512;        // of an error's text
 inline constexpr uint64_t kMaxTableNbytes = 1u << 30;  // of a chunk table
 inline constexpr uint64_t kMaxDigestRequestNbytes = 1024;
+inline constexpr uint64_t kMaxEchoNbytes = 1 << 16;
 
 // Values are on the wire: never renumber.
 enum class FrameKind : uint8_t {
@@ -24,6 +25,7 @@ enum class FrameKind : uint8_t {
   kPing = 4,
   kFetchUnsummed = 5,  // as kFetch, but no checksum is computed: the trailer is 0
   kDigest = 6,         // the bytes of a DigestRequest follow
+  kEcho = 7,           // any bytes follow
   // Source to sink, in the order of the requests.
   kTableOk = 17,
   kChunk = 18,  // the bytes of the chunk and a trailer follow
@@ -32,10 +34,11 @@ enum class FrameKind : uint8_t {
   kInvalid = 21,  // a request that makes no sense; text follows
   kNoTable = 22,  // this source doesn't have the table; text follows
   kDigestIs = 23,
-  kLater = 24,  // the leaf is not here yet: the answer follows when it is
+  kLater = 24,   // the leaf is not here yet: the answer follows when it is
+  kEchoIs = 25,  // the same bytes follow
 };
 
-inline bool IsRequest(FrameKind kind) { return kind <= FrameKind::kDigest; }
+inline bool IsRequest(FrameKind kind) { return kind <= FrameKind::kEcho; }
 inline bool HasText(FrameKind kind) {
   return kind >= FrameKind::kGone && kind <= FrameKind::kNoTable;
 }

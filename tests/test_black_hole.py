@@ -1,6 +1,7 @@
-"""A rail that swallows large packets: what calls and the log say of it."""
+"""A rail that swallows large packets: what calls, the log and the doctor say of it."""
 
 import contextlib
+import json
 import subprocess
 import sys
 
@@ -69,7 +70,7 @@ def python(namespace, *arguments):
             program.kill()
 
 
-def test_timeouts_and_log_say_which_streams_get_nothing(namespaces):
+def test_timeouts_log_and_doctor_say_what_is_wrong(namespaces):
     with (
         python(namespaces.trainer, "-c", TRAINER) as trainer,
         python(namespaces.sampler, "-c", SAMPLER) as sampler,
@@ -77,8 +78,17 @@ def test_timeouts_and_log_say_which_streams_get_nothing(namespaces):
         assert trainer.stdout.readline() == "connected\n"
         of_sampler = sampler.stdout.readline()
         of_trainer = trainer.stdout.readline()
+        doctor = ["-m", "tpu_sync_rl.doctor", f"--coordinator={COORDINATOR}", "--nics=rail0"]
+        with python(namespaces.sampler, *doctor, "--json") as asked:
+            found = {x["subject"]: x for x in json.loads(asked.communicate(timeout=60)[0])}
         sampler_log = sampler.communicate(timeout=30)[1]
     way = "trainer process 0, rail rail0-rail0: 2 streams get nothing, for "
     assert f"process 0 reads from {way}" in of_sampler
     assert way in of_trainer
     assert way in sampler_log
+    assert way in found["replica s"]["seen"] or "lost" in found["replica s"]["seen"]
+    rail = found["rail rail0-rail0 to trainer process 0"]
+    assert rail["verdict"] == "broken"
+    assert rail["seen"].endswith("packets above 1500 bytes vanish between 10.99.1.2 and 10.99.1.1")
+    assert "set the MTU of both NICs to 1500" in rail["advice"]
+    assert "sysctl -w net.ipv4.tcp_mtu_probing=1" in rail["advice"]

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 import tpu_sync_rl as tsr
-from tpu_sync_rl import same_host, software
+from tpu_sync_rl import same_host, software, tcp
 from tpu_sync_rl.doctor import __main__ as command
-from tpu_sync_rl.doctor import job, machine
+from tpu_sync_rl.doctor import job, large_packets, machine
 from tpu_sync_rl.doctor.findings import Finding, exit_status, print_table, to_json
 from tpu_sync_rl.messages import ConnectedProcess, JobStatus
 from tpu_sync_rl.nics import Nic
@@ -298,6 +298,57 @@ def test_small_segments_are_noted_where_the_nic_allows_larger_ones():
         "segments carry 1360 bytes where the MTU here allows 8960: set the same MTU on the "
         "trainer's NIC and the switches between"
     )
+
+
+@pytest.mark.parametrize(
+    ("gbytes_per_s", "round_trip_s", "nbytes"),
+    [(25.0, 0.0001, 0), (None, 0.02, 0), (25.0, 0.02, 30 << 20), (None, 0.1, 8 << 20)],
+)
+def test_buffers_that_are_too_small_for_the_way_are_noted(
+    monkeypatch, gbytes_per_s, round_trip_s, nbytes
+):
+    monkeypatch.setattr(tcp, "most_flight_nbytes", lambda: 4 << 20)
+    rail = Rail(Nic("a", "10.0.0.1"), "b", "10.0.0.2", 1, Line(None, gbytes_per_s))
+    advice = job.distance_advice(rail, round_trip_s)
+    assert bool(advice) == bool(nbytes)
+    if nbytes:
+        assert f'net.ipv4.tcp_wmem="4096 131072 {nbytes}"' in advice
+        assert f'net.ipv4.tcp_rmem="4096 131072 {2 * nbytes}"' in advice
+
+
+class ShortPipe:
+    """Connections to a peer that echoes what fits into packets of a size."""
+
+    def __init__(self, monkeypatch, passes_nbytes: int) -> None:
+        self.tried: list[int] = []
+        monkeypatch.setattr(large_packets, "pass_over", self.pass_over)
+        self._passes_nbytes = passes_nbytes
+
+    def dial(self, segment_nbytes: int) -> socket.socket:
+        self.tried.append(segment_nbytes + 40)
+        return socket.socket()
+
+    def pass_over(self, _: socket.socket, patience_s: float = 0.0) -> bool:
+        return self.tried[-1] <= self._passes_nbytes
+
+
+@pytest.mark.parametrize(
+    ("passes", "found"), [(1500, 1500), (576, 576), (8999, 8999), (1280, 1280), (575, None)]
+)
+def test_largest_packet_that_passes_is_found(monkeypatch, passes, found):
+    pipe = ShortPipe(monkeypatch, passes)
+    assert large_packets.most_nbytes(pipe.dial, 40, 9000) == found
+    assert len(pipe.tried) <= 15
+
+
+def test_echo_that_does_not_come_or_is_another_is_no_pass():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not large_packets.pass_over(ours, 0.05)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.close()
+        assert not large_packets.pass_over(ours, 0.05)
 
 
 def test_rail_that_is_cut_is_broken(token, monkeypatch):

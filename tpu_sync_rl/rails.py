@@ -147,10 +147,12 @@ def dial(
     ticket: bytes,
     peer: str = "the trainer",
     timeout_s: float = HANDSHAKE_S,
+    segment_nbytes: int | None = None,
 ) -> Connection:
     """Opens an authenticated connection over `rail`, with the `ticket` of `sink`.
 
-    Errors call the other end `peer`. Blocks for at most about `timeout_s`. May be called from any
+    Errors call the other end `peer`. No TCP segment, of either end, has more than `segment_nbytes`;
+    None leaves that to the kernel. Blocks for at most about `timeout_s`. May be called from any
     thread.
 
     Raises:
@@ -164,7 +166,9 @@ def dial(
     )
     with contextlib.ExitStack() as on_failure:
         try:
-            connection = on_failure.enter_context(_connected(rail, options, timeout_s))
+            connection = on_failure.enter_context(
+                _connected(rail, options, timeout_s, segment_nbytes)
+            )
             connection.sendall(hello.encode())
             code, challenge = _receive_answer(connection, deadline)
             if code != Code.OK:
@@ -212,15 +216,18 @@ def new_socket(host: str, device: str = "") -> socket.socket:
     return made
 
 
-def _connected(rail: Rail, options: Options, timeout_s: float) -> socket.socket:
+def _connected(
+    rail: Rail, options: Options, timeout_s: float, segment_nbytes: int | None
+) -> socket.socket:
     if rail.is_shared:
         return _connected_here(rail, timeout_s)
     local = rail.local
     if local.shares_subnet and local.is_beside(rail.host):
         # A peer that answers for one NIC over the other is not heard this way.
         with contextlib.suppress(OSError):
-            return _connected_over(rail, options, min(timeout_s, _BOUND_S), local.name)
-    return _connected_over(rail, options, timeout_s, "")
+            bound_s = min(timeout_s, _BOUND_S)
+            return _connected_over(rail, options, bound_s, segment_nbytes, local.name)
+    return _connected_over(rail, options, timeout_s, segment_nbytes)
 
 
 def _connected_here(rail: Rail, timeout_s: float) -> socket.socket:
@@ -235,10 +242,14 @@ def _connected_here(rail: Rail, timeout_s: float) -> socket.socket:
         return connection
 
 
-def _connected_over(rail: Rail, options: Options, timeout_s: float, device: str) -> socket.socket:
+def _connected_over(
+    rail: Rail, options: Options, timeout_s: float, segment_nbytes: int | None, device: str = ""
+) -> socket.socket:
     with contextlib.ExitStack() as on_failure:
         connection = on_failure.enter_context(new_socket(rail.host, device))
         tune(connection, options, rail.host)
+        if segment_nbytes is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment_nbytes)
         connection.settimeout(timeout_s)
         connection.bind((rail.local.host, 0))
         connection.connect((rail.host, rail.port))

@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 _SYSCTL = Path("/proc/sys/net/ipv4")
-_DEFAULT_NBYTES = 4 << 20  # of Linux, to send
+DEFAULT_NBYTES = 4 << 20  # that Linux lets a connection have under way, as it comes
 _RTT_OF_TCP_INFO = 68  # offset of tcpi_rtt in linux/tcp.h, microseconds
 
 
@@ -24,12 +24,11 @@ def most_buffer_nbytes(name: str) -> int | None:
 def most_flight_nbytes() -> int:
     """The most that one connection has under way, where both ends are set as this one is.
 
-    A peer that was left as it comes allows 4 MiB, so no more than that is counted on. Half of what
-    a receiver has is for the kernel's own use.
+    Half of what a receiver has is for the kernel's own use.
     """
-    sent = most_buffer_nbytes("tcp_wmem") or _DEFAULT_NBYTES
-    received = most_buffer_nbytes("tcp_rmem") or 2 * _DEFAULT_NBYTES
-    return min(_DEFAULT_NBYTES, sent, received // 2)
+    sent = most_buffer_nbytes("tcp_wmem") or DEFAULT_NBYTES
+    received = most_buffer_nbytes("tcp_rmem") or 2 * DEFAULT_NBYTES
+    return min(sent, received // 2)
 
 
 def round_trip_s(connection: socket.socket) -> float:

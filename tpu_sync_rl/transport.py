@@ -270,8 +270,9 @@ class Fetcher:
             num_workers,
             window,
             peer_timeout_s,
-            # From about three quarters of it on a connection waits for its buffers.
-            tcp.most_flight_nbytes() // 2,
+            # From about three quarters of it on a connection waits for its buffers. The peer may
+            # have been left as it comes.
+            min(tcp.most_flight_nbytes(), tcp.DEFAULT_NBYTES) // 2,
             traced,
             checksums,
             tells_done,

@@ -99,6 +99,23 @@ TEST_F(SourceStreamTest, AnswersInTheOrderOfTheRequests) {
   ExpectChunk(peer, 0);
 }
 
+TEST_F(SourceStreamTest, EchoIsTheBytesThatFollowedTheRequest) {
+  Start();
+  const RawPeer peer = Connect();
+  for (const size_t nbytes : {size_t{0}, size_t{1}, size_t{5000}, size_t{kMaxEchoNbytes}}) {
+    std::string bytes(nbytes, 'x');
+    for (size_t i = 0; i < nbytes; ++i) bytes[i] = static_cast<char>(i * 7);
+    const Frame echo{.kind = FrameKind::kEcho, .table = 1, .chunk = nbytes, .nbytes = nbytes};
+    peer.Write(Encoded(echo) + bytes + Encoded({.kind = FrameKind::kPing}));
+    const Frame answer = peer.ReadFrame();
+    EXPECT_EQ(answer.kind, FrameKind::kEchoIs);
+    EXPECT_EQ(answer.chunk, nbytes);
+    ASSERT_EQ(answer.nbytes, nbytes);
+    EXPECT_EQ(peer.ReadText(answer), bytes);
+    EXPECT_EQ(peer.ReadFrame().kind, FrameKind::kPong);
+  }
+}
+
 TEST_F(SourceStreamTest, FloodOfRequestsIsMetTurnByTurn) {
   // The worker's other streams wait for the end of a turn, as does whoever withdraws a version.
   const ShardDirectory& directory = transfer_.sources[0]->directory;

@@ -30,7 +30,7 @@ TEST(WireTest, EveryKindComesBack) {
        {FrameKind::kTable, FrameKind::kFetch, FrameKind::kDone, FrameKind::kPing,
         FrameKind::kTableOk, FrameKind::kChunk, FrameKind::kPong, FrameKind::kGone,
         FrameKind::kInvalid, FrameKind::kNoTable, FrameKind::kFetchUnsummed, FrameKind::kDigest,
-        FrameKind::kDigestIs, FrameKind::kLater}) {
+        FrameKind::kDigestIs, FrameKind::kLater, FrameKind::kEcho, FrameKind::kEchoIs}) {
     Frame frame{FrameKind::kPing};
     ASSERT_TRUE(DecodeFrame(Encoded({kind, 1, ~uint64_t{0}, 1ull << 63}), &frame).ok());
     EXPECT_EQ(frame.kind, kind);
@@ -43,7 +43,7 @@ TEST(WireTest, EveryKindComesBack) {
 
 TEST(WireTest, WhatIsNoFrameIsRefused) {
   Frame frame{};
-  for (const int kind : {0, 7, 16, 25, 255}) {
+  for (const int kind : {0, 8, 16, 26, 255}) {
     const Status status = DecodeFrame(Encoded({static_cast<FrameKind>(kind)}), &frame);
     EXPECT_EQ(status.message(), "bytes that are no frame, of kind " + std::to_string(kind));
   }
@@ -76,6 +76,8 @@ TEST(WireTest, MoreBytesThanAKindCanHaveAreRefused) {
   EXPECT_TRUE(fits(FrameKind::kDigest, kMaxDigestRequestNbytes));
   EXPECT_FALSE(fits(FrameKind::kDigest, kMaxDigestRequestNbytes + 1));
   EXPECT_FALSE(fits(FrameKind::kDigestIs, 1));
+  EXPECT_TRUE(fits(FrameKind::kEcho, kMaxEchoNbytes));
+  EXPECT_FALSE(fits(FrameKind::kEcho, kMaxEchoNbytes + 1));
   EXPECT_FALSE(fits(FrameKind::kFetch, 1));
   EXPECT_FALSE(fits(FrameKind::kPong, 1));
 }

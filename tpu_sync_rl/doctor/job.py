@@ -1,29 +1,35 @@
 """What there is to say about a job: its coordinator, its programs, and the way to the trainer."""
 
+import math
 import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from tpu_sync_rl import rails, software
+from tpu_sync_rl import rails, software, tcp
 from tpu_sync_rl.addresses import is_loopback, join_address, split_address
 from tpu_sync_rl.client import CoordinatorClient
+from tpu_sync_rl.doctor import large_packets
 from tpu_sync_rl.doctor.findings import Finding
 from tpu_sync_rl.doctor.machine import MEMORY_ADVICE
 from tpu_sync_rl.errors import AuthError, SyncError
 from tpu_sync_rl.message_codec import FromCoordinator
 from tpu_sync_rl.messages import JobStatus, Leave
-from tpu_sync_rl.options import Options
-from tpu_sync_rl.rails import Rail
+from tpu_sync_rl.options import MOST_STREAMS, Options
+from tpu_sync_rl.rails import Connection, Rail
+from tpu_sync_rl.report import shown_nbytes
 from tpu_sync_rl.same_host import NotSharedError
 
 _DIAL_S = 5.0
-_RTT_OF_TCP_INFO = 68  # offset of tcpi_rtt in linux/tcp.h, microseconds
 _HEADERS_NBYTES = 40  # of IPv4 and TCP
+_IPV6_NBYTES = 20  # what its header has more than that of IPv4
+_TIMESTAMPS_NBYTES = 12  # of each segment, where TCP has them
 _OPTIONS_NBYTES = 80  # what IPv6 and the options of TCP take besides, at most
+_USUAL_GBYTES_PER_S = 1.25
+_MIB = 1 << 20
 
 
 def ask(address: str, options: Options) -> tuple[list[Finding], JobStatus | None]:
@@ -147,11 +153,17 @@ def _way(
     rail: Rail, options: Options, *, peer: str, incarnation: str, sink: int, ticket: bytes
 ) -> Finding:
     subject = f"rail {rail.name} to {peer}"
+    dial = partial(
+        rails.dial,
+        *(rail, options),
+        incarnation=incarnation,
+        sink=sink,
+        ticket=ticket,
+        timeout_s=_DIAL_S,
+    )
     began = time.monotonic()
     try:
-        connection = rails.dial(
-            rail, options, incarnation=incarnation, sink=sink, ticket=ticket, timeout_s=_DIAL_S
-        )
+        connection = dial()
     except AuthError as error:
         return Finding(subject, "broken", str(error), "give the trainer the same token")
     except SyncError as error:
@@ -170,14 +182,60 @@ def _way(
             return Finding(subject, "ok", "shared memory of one host")
         seen = f"opened and proved in {1e3 * opened_s:.1f} ms"
         try:
-            info = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            (rtt_us,) = struct.unpack_from("I", info, _RTT_OF_TCP_INFO)
+            round_trip_s = tcp.round_trip_s(stream)
             segment_nbytes = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         except (OSError, struct.error):  # a sandbox's own TCP may not say
             return Finding(subject, "ok", f"{seen}; round trip and segments unknown")
-    seen += f"; round trip {rtt_us / 1e3:.2f} ms, {segment_nbytes} bytes a segment"
-    advice = segment_advice(rail, segment_nbytes)
+        passes = large_packets.pass_over(stream)
+    seen += f"; round trip {1e3 * round_trip_s:.2f} ms, {segment_nbytes} bytes a segment"
+    if not passes:
+        return _black_hole(subject, seen, rail, dial, segment_nbytes)
+    advice = segment_advice(rail, segment_nbytes) or distance_advice(rail, round_trip_s)
     return Finding(subject, "note" if advice else "ok", seen, advice)
+
+
+def _black_hole(
+    subject: str, seen: str, rail: Rail, dial: Callable[..., Connection], segment_nbytes: int
+) -> Finding:
+    """What there is to say of a rail that opens and carries nothing."""
+
+    def dial_with(segment_nbytes: int) -> socket.socket:
+        return socket.socket(fileno=dial(segment_nbytes=segment_nbytes).fd)
+
+    headers_nbytes = _HEADERS_NBYTES + (_IPV6_NBYTES if ":" in rail.host else 0)
+    vanish_nbytes = segment_nbytes + headers_nbytes + _TIMESTAMPS_NBYTES
+    try:
+        most = large_packets.most_nbytes(dial_with, headers_nbytes, vanish_nbytes)
+    except SyncError as error:
+        return Finding(subject, "broken", f"{seen}; then {error}", "see whether the trainer lives")
+    between = f"between {rail.local.host} and {rail.host}"
+    if most is None:
+        advice = "see what firewalls on the way do to connections that have opened"
+        return Finding(subject, "broken", f"{seen}; then nothing passes {between}", advice)
+    seen += f"; packets above {most} bytes vanish {between}"
+    advice = (
+        f"set the MTU of both NICs to {most}, or let ICMP (fragmentation needed) through; or, at "
+        "both ends: sysctl -w net.ipv4.tcp_mtu_probing=1"
+    )
+    return Finding(subject, "broken", seen, advice)
+
+
+def distance_advice(rail: Rail, round_trip_s: float) -> str:
+    """What to do about a way that the kernel's buffers keep slower than its NICs; "" for nothing.
+
+    Where it is not known what the NICs are made for they are taken for 10 Gbit/s.
+    """
+    line_nbytes_per_s = 1e9 * (rail.line.gbytes_per_s or _USUAL_GBYTES_PER_S)
+    flight_nbytes = MOST_STREAMS * tcp.most_flight_nbytes()
+    if flight_nbytes >= line_nbytes_per_s * round_trip_s:
+        return ""
+    need_nbytes = math.ceil(line_nbytes_per_s * round_trip_s / MOST_STREAMS / _MIB) * _MIB
+    return (
+        f"at this round trip {MOST_STREAMS} streams carry "
+        f"{shown_nbytes(flight_nbytes / round_trip_s)}/s at most: at both ends sysctl -w "
+        f'net.ipv4.tcp_wmem="4096 131072 {need_nbytes}" net.ipv4.tcp_rmem="4096 131072 '
+        f'{2 * need_nbytes}"'
+    )
 
 
 def segment_advice(rail: Rail, segment_nbytes: int) -> str:
