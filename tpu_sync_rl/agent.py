@@ -45,7 +45,7 @@ class _Call:
 
     def __init__(self, run: Callable[["_Call"], Any]) -> None:
         self._run = run
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards _status
         self._status: dict[str, Any] = {"begun": None, "over": None}
         start_thread("tsr-agent-call", self._finish, exit_waits_s=_EXIT_WAITS_S)
 

@@ -79,7 +79,7 @@ class _Route:
             self._trainer.close()
 
 
-_routes: OrderedDict[Hashable, _Route] = OrderedDict()
+_routes: OrderedDict[Hashable, _Route] = OrderedDict()  # guarded by _lock
 _lock = threading.Lock()
 
 

@@ -45,7 +45,7 @@ class Calls(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards all below
         self._open: dict[int, Call[T]] = {}
         self._decided: dict[int, T] = {}
         self._end: tuple[int, SyncError] | None = None

@@ -57,7 +57,8 @@ class CoordinatorProcess:
         self._patience_s = patience_s
         self._log = log
         self._stopped = threading.Event()
-        self._starting = threading.Lock()  # held while there might be a child that nobody knows
+        # Held while there might be a child that nobody knows; guards _process.
+        self._starting = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         listening: Future[int] = Future()
         # The child is bound to the thread that starts it, and that one to this process.

@@ -29,7 +29,7 @@ class DeviceMemory:
             (leaf.devices, layout.shards.shard_nbytes_of(index))
             for index, leaf in enumerate(layout.leaves)
         ]
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards all below
         self._taken: list[tuple[int, weakref.ref[Any]]] = []  # leaf and array
         self._copying: weakref.ref[Any] | None = None  # has room, and no arrays yet
         self._waiting: weakref.ref[Any] | None = None  # has none, and comes first when there is

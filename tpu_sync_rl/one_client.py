@@ -130,7 +130,7 @@ class _Route:
     treedef: Any  # of the result
 
 
-_routes: OrderedDict[Hashable, _Route] = OrderedDict()
+_routes: OrderedDict[Hashable, _Route] = OrderedDict()  # guarded by _routes_lock
 _routes_lock = threading.Lock()
 
 

@@ -57,8 +57,8 @@ class PinnedVersions:
         self._keeps_newest = keeps_newest
         self._exporter = exporter
         self._answer = answer
-        self._changed = threading.Condition()
-        self._pinned: dict[int, Aliases] = {}  # guarded by _changed
+        self._changed = threading.Condition()  # guards all below
+        self._pinned: dict[int, Aliases] = {}
         self._sinks: dict[int, list[int]] = {}  # of pinned versions that are announced
         self._newest: tuple[int, Aliases] | None = None  # let go, but perhaps alive
         self._messages: deque[Pins] = deque()
@@ -133,7 +133,8 @@ class PinnedVersions:
         self._thread.join()
         for version in self.versions:
             self.let_go(version)
-        self._newest = None
+        with self._changed:
+            self._newest = None
 
     def _run(self) -> None:
         while True:

@@ -25,7 +25,7 @@ class PreparedVersions:
 
     def __init__(self) -> None:
         # Reentrant: a signal handler may close the session whose thread is in here.
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # guards _received
         self._received: dict[Held, Received] = {}  # oldest first
 
     def __iter__(self) -> Iterator[Received]:

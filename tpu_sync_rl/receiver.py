@@ -85,7 +85,9 @@ class Receiver:
         self._send = send
         self.sink = 0
         self._commands: queue.SimpleQueue[TrainerUp | Fetch | _Freed | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # for what tells it to stop
+        # Guards `promise`, _abandoned, _wanted and _newest_incarnation, which are told by other
+        # threads, as is `sink`; the rest is of the receiver's own thread.
+        self._lock = threading.Lock()
         self.prepared = PreparedVersions()
         self.on_shortage: Callable[[], object] = lambda: None
         self.promise: Promise | None = None

@@ -87,7 +87,8 @@ class SamplerSession:
         self._coordinator = coordinator
         self._replica = replica
         self._life = life
-        self._turn = threading.Lock()
+        self._turn = threading.Lock()  # of the call under way
+        # Single values that no lock guards: the client's thread sets them, others read them.
         self._latest: Held | None = None
         self._fleet_commit: Held | None = None
         self._epochs = KnownEpochs()

@@ -90,14 +90,15 @@ class TrainerSession:
         self._on_straggler: OnStraggler = on_straggler
         self._commit: Commit = commit
         self._coordinator_process = coordinator_process
-        self._turn = threading.Lock()
+        self._turn = threading.Lock()  # of the call under way; guards _next_call
         self._calls: Calls[PublishOutcome] = Calls()
         self._closing: Calls[JobClosed] = Calls()
         self._publications = Publications()
         self._next_call = 0
-        self._live: list[str] = []  # replicas
-        self._close_by: float | None = None  # when draining ends, once it has begun
-        self._epoch = 0
+        # Single values that no lock guards: one thread sets each, and others take what is there.
+        self._live: list[str] = []  # replicas; set by the client's thread
+        self._epoch = 0  # likewise
+        self._close_by: float | None = None  # when draining ends; set by `close`
         self._closed = False
         log = SessionLog(options.job, None, program.index)
         with contextlib.ExitStack() as undo:
