@@ -43,11 +43,18 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], contextlib.Abstra
     return without
 
 
-def own_threads() -> list[str]:
-    return sorted(x.name for x in threading.enumerate() if x.name.startswith("tsr-"))
+@pytest.fixture
+def own_threads() -> Callable[[], list[str]]:
+    """Names the threads of the library that have begun within the test."""
+    before = set(threading.enumerate())
+    return lambda: sorted(
+        thread.name
+        for thread in set(threading.enumerate()) - before
+        if thread.name.startswith("tsr-")
+    )
 
 
-def wait_for_threads(expected: list[str]) -> None:
+def wait_for_threads(own_threads: Callable[[], list[str]], expected: list[str]) -> None:
     """Until those have ended that were told to."""
     deadline = time.monotonic() + PATIENCE_S
     while own_threads() != expected:
@@ -74,14 +81,14 @@ def test_error_says_what_to_raise(scarce):
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("name", ["tsr-coordinator-watch", "tsr-listener", "tsr-coordinator"])
-def test_trainer_that_can_not_connect_leaves_nothing_behind(scarce, tmp_path, name):
+def test_trainer_that_can_not_connect_leaves_nothing_behind(scarce, own_threads, tmp_path, name):
     with tsr.connect_trainer(timeout=PATIENCE_S):
         pass  # whatever gRPC keeps is there now
-    wait_for_threads([])
+    wait_for_threads(own_threads, [])
     fds = num_fds()
     with scarce(name), pytest.raises(tsr.SyncError, match="ulimit -u"):
         tsr.connect_trainer(timeout=PATIENCE_S, trace=tmp_path / "trace")
-    wait_for_threads([])
+    wait_for_threads(own_threads, [])
     assert num_fds() <= fds
     with tsr.connect_trainer(timeout=PATIENCE_S) as trainer:
         tsr.sync_weights(LIKE, to=trainer)
@@ -89,14 +96,14 @@ def test_trainer_that_can_not_connect_leaves_nothing_behind(scarce, tmp_path, na
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize("name", ["tsr-receiver", "tsr-coordinator"])
-def test_sampler_that_can_not_connect_leaves_nothing_behind(scarce, name):
+def test_sampler_that_can_not_connect_leaves_nothing_behind(scarce, own_threads, name):
     with tsr.connect_trainer(timeout=PATIENCE_S) as trainer:
         with connect(trainer):
             pass
         threads, fds = own_threads(), num_fds()
         with scarce(name), pytest.raises(tsr.SyncError, match="ulimit -u"):
             connect(trainer)
-        wait_for_threads(threads)
+        wait_for_threads(own_threads, threads)
         assert num_fds() <= fds
         with connect(trainer) as sampler:
             tsr.sync_weights(LIKE, to=trainer)

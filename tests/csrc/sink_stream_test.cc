@@ -2,7 +2,12 @@
 #include "sink_stream.h"
 
 #include <gtest/gtest.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include <chrono>
+#include <cstddef>
 #include <thread>
 
 #include "raw_peer.h"
@@ -204,12 +209,21 @@ TEST_F(SinkStreamTest, StreamsAreCountedPerRail) {
   EXPECT_EQ(fetcher_->NumStreams(0, "b"), 1);
 }
 
+// An emulator may answer with less than the kernel would.
+bool TellsRoundTrips(int fd) {
+  tcp_info info;
+  socklen_t nbytes = sizeof info;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &nbytes) == 0 &&
+         nbytes > offsetof(tcp_info, tcpi_min_rtt);
+}
+
 TEST_F(SinkStreamTest, RailIsFullOnceEachOfItsStreamsHasSoMuchUnderWay) {
   Start({.num_workers = 1,
          .window = 1,
          .peer_timeout_s = kTestTimeoutS,
          .full_nbytes = 1});  // over loopback it is little
   auto [ours, theirs] = ConnectedTcpPair();
+  if (!TellsRoundTrips(ours.get())) GTEST_SKIP() << "no round trips are told here";
   ASSERT_OK(fetcher_->AddStream(0, {std::move(ours)}, "rail"));
   const RawPeer peer(std::move(theirs));
   peer.TakeTable();
@@ -221,11 +235,13 @@ TEST_F(SinkStreamTest, RailIsFullOnceEachOfItsStreamsHasSoMuchUnderWay) {
   EXPECT_TRUE(done);
   fetcher_->End();
   // A round is a millisecond at least: the version may have come before the first one ended.
-  while (!fetcher_->IsFull(0, "rail")) {
+  const auto deadline = Clock::now() + std::chrono::duration<double>(kTestTimeoutS);
+  while (!fetcher_->IsFull(0, "rail") && Clock::now() < deadline) {
     Begin();
     EXPECT_OK(Wait(&done));
     fetcher_->End();
   }
+  EXPECT_TRUE(fetcher_->IsFull(0, "rail"));
   EXPECT_FALSE(fetcher_->IsFull(0, "other"));
   RawPeer idle = Connect();
   EXPECT_FALSE(fetcher_->IsFull(0, "rail"));
